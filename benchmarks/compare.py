@@ -299,8 +299,8 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
     import mindspore
     from mindspore import Tensor
 
-    from mindrlhf.backend import kernels
     from mindrlhf.backend.compile.graph import Graph
+    from mindrlhf.backend.cpu import CPU
     from mindrlhf.models.decoder import Decoder
     from mindrlhf.models.initialize import build_parameters
 
@@ -320,7 +320,7 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
     order = np.tile(np.arange(ids.shape[1], dtype=np.int32), (len(ids), 1))
     positions = np.concatenate((order[:, :first].reshape(-1), order[:, first:].reshape(-1)))
     inputs = (ids[:, :first].copy(), next(lengths), ids[:, first:].copy(), next(lengths), positions)
-    decoder = Decoder(model, build_parameters(table, lambda spec: arrays[spec.name]), kernels("CPU"), ids.shape[1])
+    decoder = Decoder(model, build_parameters(table, lambda spec: arrays[spec.name]), CPU.operators(), ids.shape[1])
     return Hidden(decoder)(*map(Tensor, inputs)).asnumpy()
 
 

@@ -81,7 +81,7 @@ class Bench:
     """Engine with a partner for each side, and the script of their turns."""
 
     def __init__(self, args: argparse.Namespace, shape: argparse.Namespace, work: Work, stack: contextlib.ExitStack):
-        from mindrlhf import backend
+        from mindrlhf.backend.cpu import CPU
         from mindrlhf.checkpoint.open import Weights
         from mindrlhf.configs.grpo import SamplingSettings
         from mindrlhf.data.turns import TurnTemplate
@@ -101,7 +101,7 @@ class Bench:
         sampling = SamplingSettings(max_new_tokens=int(self.script.lengths.max()))
         positions = longest_position(shape.max_prompt, sampling.max_new_tokens, 32)
         parameters = Weights(None, work.model, seed=0).parameters()
-        decoder = Decoder(work.model, parameters, backend.kernels("CPU"), positions)
+        decoder = Decoder(work.model, parameters, CPU.operators(), positions)
         stops = (0, work.model.vocab_size - 1)
         self.engine = Engine(work.model, decoder, sampling, rows, shape.max_prompt, stops, seed=0)
 

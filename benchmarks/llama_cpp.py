@@ -188,7 +188,7 @@ def measure_ours(cache: Path, load: Load) -> dict[str, float]:
     import gguf
     import numpy as np
 
-    from mindrlhf import backend
+    from mindrlhf.backend.cpu import CPU
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.configs.grpo import SamplingSettings
     from mindrlhf.models.decoder import Decoder
@@ -204,10 +204,10 @@ def measure_ours(cache: Path, load: Load) -> dict[str, float]:
     known = {name: tensors[stored] for stored, name in names(model.num_layers).items()}
     parameters = build_parameters(parameter_table(model), lambda spec: np.array(known[spec.name]))
     float32 = load.dtype == "float32"
-    products = "float32" if float32 else backend.product_dtype("CPU", "auto")
-    kernels = backend.kernels("CPU", products, "train" if float32 else load.dtype)
+    products = "float32" if float32 else CPU.product_dtype("auto")
+    operators = CPU.operators(products, "train" if float32 else load.dtype)
     packed = None if float32 else PackedWeights(load.dtype, decoded_rows(model), parameters).packed
-    decoder = Decoder(model, parameters, kernels, 4 * TOKENS, packed=packed)
+    decoder = Decoder(model, parameters, operators, 4 * TOKENS, packed=packed)
     sampling = SamplingSettings(max_new_tokens=load.tokens)
     engine = Engine(model, decoder, sampling, load.sequences, load.prompt, (), seed=0)
     ids = np.random.default_rng(0).integers(0, model.vocab_size, (load.sequences, load.prompt)).astype(np.int32)

@@ -17,7 +17,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mindrlhf.backend.ceiling import SIZE, matmul_ceiling
+from mindrlhf.backend.ceiling import matmul_ceiling
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tokenizer import Tokenizer
@@ -52,8 +53,8 @@ def rewards_s() -> float:
 
 def numpy_gflop_s() -> float:
     """Measure NumPy's rate for the matrix product of the ceiling."""
-    matrix = np.ones((SIZE["CPU"],) * 2, np.float32)
-    return 2e-9 * SIZE["CPU"] ** 3 / best(lambda: matrix @ matrix)
+    matrix = np.ones((CPU.ceiling_size,) * 2, np.float32)
+    return 2e-9 * CPU.ceiling_size**3 / best(lambda: matrix @ matrix)
 
 
 def main() -> None:

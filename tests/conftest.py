@@ -123,10 +123,10 @@ def fused():
     import mindspore
 
     from mindrlhf.backend import native
-    from mindrlhf.backend.native.operators import operators
+    from mindrlhf.backend.native.operators import open_operators
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    found = operators()
+    found = open_operators()
     if found is None:
         assert native.library().problem == "g++ is not installed"
         pytest.skip(f"the fused operators cannot be built here: {native.library().problem}")

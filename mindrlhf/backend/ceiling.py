@@ -5,7 +5,8 @@ from functools import cache
 
 import numpy as np
 
-SIZE = {"CPU": 1024, "Ascend": 8192}  # rows and columns of the square matrices
+from mindrlhf.backend.devices import find_device
+
 ATTEMPTS, LEAST_S = 3, 0.05  # best of ATTEMPTS runs of at least LEAST_S seconds
 
 
@@ -15,7 +16,7 @@ def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
     dtype: input dtype of the products. Ranks of one host measure at about the same time, so each one measures its share
     of the host. The Ascend branch has not been run.
     """
-    size = SIZE[device_target]
+    size = find_device(device_target).ceiling_size
     return product_rate(device_target, dtype, size, size, size)
 
 
@@ -30,17 +31,16 @@ def product_rate(
     import mindspore
     from mindspore import Tensor
 
-    from mindrlhf.backend import kernels
     from mindrlhf.backend.compile.graph import Graph
     from mindrlhf.backend.native.packing import row_words
 
-    used = kernels(device_target, dtype, decoded or dtype)
-    decodes = decoded is not None and used.fused is not None
+    used = find_device(device_target).operators(dtype, decoded or dtype)
+    decodes = decoded is not None and used.fused
 
     class Product(Graph):
         def __init__(self):
             super().__init__("ceiling")
-            self.linear = used.fused.decode_logits if decodes else used.best.linear
+            self.linear = used.decode_logits if decodes else used.linear
 
         def construct(self, x, weight):
             return self.linear(x, weight)

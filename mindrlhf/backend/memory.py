@@ -1,7 +1,7 @@
 """Temporary release of parameter memory, unnoticed by compiled graphs.
 
-On CPU a parameter's pages return to the operating system and its content goes to a file; its address stays the same,
-because compiled graphs hold it. On Ascend MindSpore moves the parameter to host memory.
+In host memory (CPU) a parameter's pages return to the operating system and its content goes to a file; its address
+stays the same, because compiled graphs hold it. From a device (Ascend) MindSpore moves the parameter to host memory.
 """
 
 import ctypes
@@ -16,6 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from mindrlhf.backend.device import Device
+from mindrlhf.backend.devices import device_in_use
 from mindrlhf.errors import UserError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -45,13 +47,13 @@ class Store(Protocol):
         """Prefetch in the background, outside this process's memory, for a fast `bring_back`."""
 
 
-def open_store(target: str, parameters: Sequence, folder: Path) -> Store:
-    """Open the store for a `context.device_target`; its files go to `folder`."""
-    return AscendStore(parameters) if target == "Ascend" else FileStore(parameters, folder)
+def open_store(device: Device, parameters: Sequence, folder: Path) -> Store:
+    """Open a device's store; its files go to `folder`."""
+    return STORES[device.swap](parameters, folder)
 
 
 class FileStore:
-    """Store on CPU: pages go to an unnamed file.
+    """Store of host memory: pages go to an unnamed file.
 
     Incomplete first and last pages of a parameter stay in memory. Raises `UserError` when the file cannot be written;
     all content is still in memory then.
@@ -108,10 +110,10 @@ class FileStore:
         return [_whole_pages(parameter.asnumpy()) for parameter in self._parameters]
 
 
-class AscendStore:
-    """Store on Ascend: MindSpore moves parameters to the host; not run here."""
+class HostStore:
+    """Store of a device: MindSpore moves parameters to the host's memory; not run here."""
 
-    def __init__(self, parameters: Sequence):
+    def __init__(self, parameters: Sequence, folder: Path):
         self._parameters = parameters
         self.nbytes = sum(parameter.nbytes for parameter in parameters)
 
@@ -130,14 +132,17 @@ class AscendStore:
         """Do nothing: host memory is fast, and `_load` always waits."""
 
 
+STORES = {"file": FileStore, "host": HostStore}  # by `Device.swap`
+
+
 def zero_parameter(name: str, shape: Sequence[int], dtype: str = "float32"):
-    """Make a Parameter of zeros; on CPU it takes memory only when written to."""
+    """Make a Parameter of zeros, in host memory without pages until written to."""
     import mindspore
     from mindspore import Parameter, Tensor
 
     zeros = Tensor(np.zeros(shape, np.float32), getattr(mindspore, dtype))
     parameter = Parameter(zeros, name=name, requires_grad=False)
-    if mindspore.get_context("device_target") == "CPU":
+    if device_in_use().in_host_memory:
         _give_back(_whole_pages(parameter.asnumpy()))
     return parameter
 

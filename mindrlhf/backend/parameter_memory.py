@@ -1,12 +1,14 @@
 """Reading and writing of parameters; compiled graphs see the writes.
 
-On the CPU both use the parameter's own buffer; on Ascend (not run there) a write copies back to the device. NumPy is
-imported inside functions: its threads must not start before `run.stop_signals` has blocked signals in them.
+In host memory both use the parameter's own buffer; elsewhere (not run there) a write copies back to the device. NumPy
+is imported inside functions: its threads must not start before `run.stop_signals` has blocked signals in them.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from mindrlhf.backend.devices import device_in_use
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read(parameter: "Parameter") -> "np.ndarray":
-    """Read a parameter: on the CPU its own memory, read-only, elsewhere a copy."""
+    """Read a parameter: in host memory its own buffer, read-only, elsewhere a copy."""
     numbers = parameter.asnumpy().view()
     numbers.flags.writeable = False
     return numbers
@@ -40,7 +42,7 @@ def rewriting(parameters: Mapping[str, "Parameter"]) -> "Iterator[dict[str, np.n
     from mindspore import Tensor
 
     arrays = {name: parameter.asnumpy() for name, parameter in parameters.items()}
-    if _in_place():
+    if device_in_use().in_host_memory:
         yield arrays
         return
     arrays = {name: array.copy() for name, array in arrays.items()}
@@ -48,10 +50,3 @@ def rewriting(parameters: Mapping[str, "Parameter"]) -> "Iterator[dict[str, np.n
     for name, parameter in parameters.items():
         if arrays[name].size:
             parameter.copy_(Tensor(arrays[name]))  # compiled graphs see this; they do not see `set_data`
-
-
-def _in_place() -> bool:
-    """Test if `asnumpy` returns a parameter's own memory."""
-    import mindspore
-
-    return mindspore.get_context("device_target") == "CPU"

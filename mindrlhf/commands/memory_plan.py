@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from mindrlhf.backend import default_device
+from mindrlhf.backend.ascend import ASCEND
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.process.launch import launch, under_msrun
 from mindrlhf.checkpoint.open import open_tokenizer
@@ -25,7 +26,7 @@ from mindrlhf.hub.models import local_models
 from mindrlhf.job import NO_OBJECTS, Objects
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
-from mindrlhf.memory.limit import CHIPS, DEFAULT_CHIP, memory_limit
+from mindrlhf.memory.limit import CHIPS, memory_limit
 from mindrlhf.memory.remedies import remedies
 from mindrlhf.memory.step_time import forecast, run_rates, time_line
 from mindrlhf.metrics.console import short_number
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_arguments(parser)
     longest = "the longest prompt; default: the dataset's, or what seq_length leaves for it"
     parser.add_argument("--prompt_tokens", type=int, help=longest)
-    chip = f"Ascend chip whose memory is the limit, one of {', '.join(CHIPS)} (default: {DEFAULT_CHIP})"
+    chip = f"Ascend chip whose memory is the limit, one of {', '.join(CHIPS)} (default: {ASCEND.default_chip})"
     parser.add_argument("--chip", metavar="NAME", help=chip)
     parser.add_argument("--json", action="store_true", help="everything as one JSON object instead of tables")
     parser.add_argument("--every_transfer", action="store_true", help="also list each transfer of the online reshard")

@@ -18,7 +18,7 @@ def representable(value: Any) -> Any:
 
 Float32 = Annotated[float, AfterValidator(representable)]
 
-Device = Literal["CPU", "Ascend"]
+DeviceTarget = Literal["CPU", "Ascend"]  # names of `backend.devices`
 
 
 class Settings(BaseModel):

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from mindrlhf.configs.base import Device
+from mindrlhf.backend.devices import find_device
+from mindrlhf.configs.base import DeviceTarget
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.model_settings import GROUP, SAMPLING_KEYS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, typed_model_yaml
@@ -11,18 +12,12 @@ from mindrlhf.configs.yaml_file import Layer
 
 Role = Literal["train", "infer"]
 
-# Keys of model_config on Ascend, by role; on CPU all is float32.
-ASCEND_DTYPES: Mapping[Role, Mapping[str, str]] = {
-    "train": {"compute_dtype": "bfloat16"},
-    "infer": {"compute_dtype": "bfloat16", "param_init_type": "bfloat16"},
-}
-
 # Role -> keys of model_config in its YAML that the other role does not take from there.
 OF_ONE_ROLE: Mapping[Role, Sequence[str]] = {"train": (*SAMPLING_KEYS, "pet_config"), "infer": ("param_init_type",)}
 
 
 def default_model_yaml(
-    role: Role, device: Device, workers: int = 1, tensor_parallel: int = 1, overrides: Sequence[str] = ()
+    role: Role, device: DeviceTarget, workers: int = 1, tensor_parallel: int = 1, overrides: Sequence[str] = ()
 ) -> ModelYaml:
     """Build the model YAML of a role that has no file.
 
@@ -33,7 +28,7 @@ def default_model_yaml(
     Raises UserError.
     """
     values = {
-        "model": {"model_config": ASCEND_DTYPES[role] if device == "Ascend" else {}},
+        "model": {"model_config": find_device(device).default_dtypes.get(role, {})},
         "parallel_config": {"model_parallel": tensor_parallel},
         "context": {"device_target": device},
     }
@@ -72,7 +67,7 @@ def _with_all_workers(yaml: ModelYaml, workers: int) -> ModelYaml:
 def open_model_yaml(
     role: Role,
     path: str | None,
-    device: Device,
+    device: DeviceTarget,
     workers: int,
     tensor_parallel: int = 1,
     overrides: Sequence[str] = (),

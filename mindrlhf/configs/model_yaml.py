@@ -13,7 +13,8 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from mindrlhf.configs.base import Device, Settings
+from mindrlhf.backend.devices import Device, find_device
+from mindrlhf.configs.base import DeviceTarget, Settings
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.lora import PetSettings
@@ -75,7 +76,7 @@ class RecomputeSettings(Settings):
 class ContextSettings(Settings):
     """`context`, and the one key of its `jit_config` that we read."""
 
-    device_target: Device = Field("Ascend", description="Where everything runs.")
+    device_target: DeviceTarget = Field("Ascend", description="Where everything runs.")
     device_id: int | None = Field(None, ge=0, description="Device of a single process; msrun gives each rank its own.")
     mode: Literal[0] = Field(0, description="0 is graph mode, the only one here.")
     max_device_memory: str | None = Field(
@@ -85,9 +86,15 @@ class ContextSettings(Settings):
         None, description="`jit_config.jit_level`: compilation level on Ascend."
     )
 
+    @property
+    def device(self) -> Device:
+        """Record of the device."""
+        return find_device(self.device_target)
 
-ASCEND_KEYS = ("device_id", "max_device_memory", "jit_level")
-FLOAT32_KEYS = ("param_init_type", "layernorm_compute_type", "softmax_compute_type")  # dtypes that CPU ignores
+
+DEVICE_KEYS = ("device_id", "max_device_memory", "jit_level")  # of `context`, read by some devices
+# Dtypes without effect on a device whose activations have a fixed one.
+ACTIVATION_KEYS = ("param_init_type", "layernorm_compute_type", "softmax_compute_type")
 TRAINING_KEYS = ("micro_batch_num", "gradient_aggregation_group", "enable_parallel_optimizer")
 # Groups of a model YAML that are ours, and groups of MindRLHF's grpo_config.yaml.
 OWN_GROUPS = ("model", "parallel_config", "recompute_config", "context")
@@ -109,17 +116,18 @@ class ModelYaml(Settings):
     def recomputes(self) -> bool:
         """True when the backward pass of one stage computes layers again.
 
-        It does so on CPU. With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a
+        Not every device can. With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a
         topological cycle.
         """
-        return self.recompute.asked and self.parallel.pipeline_stage == 1 and self.context.device_target == "CPU"
+        return self.recompute.asked and self.parallel.pipeline_stage == 1 and self.context.device.recomputes
 
     def without_effect(self, generating: bool) -> list[str]:
         """List keys of the file without effect on this device or role."""
-        names = []
-        if self.context.device_target == "CPU":
-            names += [f"context.{key}" for key in ASCEND_KEYS if key in self.context.model_fields_set]
-            names += [f"{GROUP}.{key}" for key in FLOAT32_KEYS if getattr(self.model, key) != "float32"]
+        device = self.context.device
+        idle = [key for key in DEVICE_KEYS if key not in device.context_keys]
+        names = [f"context.{key}" for key in idle if key in self.context.model_fields_set]
+        if fixed := device.activation_dtype:
+            names += [f"{GROUP}.{key}" for key in ACTIVATION_KEYS if getattr(self.model, key) != fixed]
         if generating:
             names += [f"parallel_config.{key}" for key in TRAINING_KEYS if key in self.parallel.model_fields_set]
             names += [f"recompute_config.{key}" for key in sorted(self.recompute.model_fields_set)]

@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from mindrlhf.backend.comm.tcp import RANK_TIMEOUT_S
 from mindrlhf.configs.tracking import TrackingSettings
 
 HELD_OUT = ("val-", "val/")  # beginnings of metrics on held-out data
-RANK_TIMEOUT_S = 600.0
 
 
 class RunSettings(TrackingSettings):

@@ -55,7 +55,7 @@ def check_grpo(
         found = f"{infer.path}: context.device_target is {ours}, and {train.path} has {theirs}"
         raise UserError(f"{found}; set both to one.")
     for yaml, model in ((train, train_model), (infer, infer_model)):
-        check_dtypes(yaml)
+        check_device(yaml, model)
         check_layout(yaml, model, workers)
     check_training_layout(train, config.train.length_bucket)
     check_generating_layout(infer)
@@ -73,7 +73,7 @@ def check_grpo(
 
 def check_sft(config: SFTSettings, yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     """Check the settings of a fine-tuning run against one another, as `check_grpo`."""
-    check_dtypes(yaml)
+    check_device(yaml, model)
     check_layout(yaml, model, workers)
     check_training_layout(yaml, config.train.length_bucket)
     check_order(config, ORDER[:1])
@@ -150,12 +150,21 @@ def _misfit(model: ModelConfig, ranks: int) -> str:
     return f"and n_kv_heads {heads} do not divide one another" if heads % ranks and ranks % heads else ""
 
 
-def check_dtypes(yaml: ModelYaml) -> None:
-    """Check that CPU computes in float32; its matrix products may take bfloat16."""
-    dtype, where = yaml.model.compute_dtype, f"{yaml.path}: {GROUP}.compute_dtype"
-    if yaml.context.device_target == "CPU" and dtype not in ("float32", "bfloat16"):
-        names = "float32 or bfloat16"
-        raise UserError(f"{where} is {dtype}, and device_target CPU computes in {names} only; set it to {names}.")
+def check_device(yaml: ModelYaml, model: ModelConfig) -> None:
+    """Check that the device has products of the dtype, and attention for the heads.
+
+    The dtype `auto` becomes one of the device's.
+    """
+    dtype, where, device = yaml.model.compute_dtype, f"{yaml.path}: {GROUP}.compute_dtype", yaml.context.device
+    if dtype != "auto" and dtype not in device.product_dtypes:
+        names = " or ".join(device.product_dtypes)
+        found = f"{where} is {dtype}, and device_target {device.name} computes in {names} only"
+        raise UserError(f"{found}; set it to {names}.")
+    limits, size = device.attention, model.head_dim
+    if size % limits.head_dim_multiple or size > (limits.most_head_dim or size):
+        most = f" of at most {limits.most_head_dim}" if limits.most_head_dim else ""
+        takes = f"attention on {device.name} takes multiples of {limits.head_dim_multiple}{most}"
+        raise UserError(f"{yaml.path}: {GROUP}: head_dim is {size}, and {takes}; train another model there.")
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:
@@ -258,12 +267,15 @@ def check_lora(lora: LoraSettings) -> None:
 def check_dropout(yaml: ModelYaml, dropout: float) -> None:
     """Check that layers with adapter dropout are not recomputed.
 
-    dropout: rate of the adapters. Pipeline stages draw their masks again. On CPU such layers have float32 products.
+    dropout: rate of the adapters. Pipeline stages draw their masks again. Such layers have products of the activations'
+    dtype.
     """
-    if dropout and yaml.context.device_target == "CPU" and yaml.model.compute_dtype != "float32":
+    dtype, device = yaml.model.compute_dtype, yaml.context.device
+    activations = device.activations(dtype)
+    if dropout and activations != dtype:
         raise UserError(
-            f"{yaml.path}: {GROUP}.compute_dtype is {yaml.model.compute_dtype}, and with lora.dropout {dropout:g} "
-            "updates run composed layers, which are float32 on CPU; set float32, or train without dropout."
+            f"{yaml.path}: {GROUP}.compute_dtype is {dtype}, and with lora.dropout {dropout:g} updates run composed "
+            f"layers, which are {activations} on {device.name}; set {activations}, or train without dropout."
         )
     if dropout and yaml.recomputes:
         raise UserError(

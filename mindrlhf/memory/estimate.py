@@ -10,7 +10,6 @@ from functools import cached_property
 from math import prod
 
 from mindrlhf import phases
-from mindrlhf.backend.native import library
 from mindrlhf.backend.native.packing import row_words
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
@@ -98,7 +97,7 @@ class Work:
             role.name: Partition.every_rank(train if role.layout == "train" else infer, one)
             for role, one in named.items()
         }
-        fused = train.context.device_target == "CPU" and library().path is not None
+        fused = not train.context.device.fused_problem()
         return cls(config, model, train, infer, lengths, models, fused)
 
     def yaml(self, role: str) -> ModelYaml:
@@ -157,12 +156,12 @@ class Work:
     def rank_plan(self, rank: int) -> RankPlan:
         """Plan the memory of `rank`.
 
-        On CPU, activations come from a pool that never shrinks, so that its largest size in any phase counts. A device
-        has one pool for activations and roles, which reuses the memory that swap has freed.
+        In host memory, activations come from a pool that never shrinks, so that its largest size in any phase counts. A
+        device has one pool for activations and roles, which reuses the memory that swap has freed.
         """
         parts = group_parts(self, rank)
-        target = self.train.context.device_target
-        moving = moving_roles(self.config.memory.swap, target)
+        device = self.train.context.device
+        moving = moving_roles(self.config.memory.swap, device)
         held = {}
         for phase in self.phases:
             needed = phases.PHASES[phase]
@@ -171,7 +170,7 @@ class Work:
                 for role, sizes in parts.items()
                 if role in needed.groups or role not in moving
             }
-        pools, process = pool_bytes(self, rank), process_bytes(self, rank) if target == "CPU" else 0
+        pools, process = pool_bytes(self, rank), process_bytes(self, rank) if device.in_host_memory else 0
         stays = process + max(pools.values())
         totals = {
             phase: sum(roles.values()) + (stays if process else pools.get(phase, 0)) for phase, roles in held.items()
@@ -213,12 +212,13 @@ class Work:
         updates: graphs of updates, which may drop adapters' inputs.
         """
         yaml, part = self.yaml(role), self.models[role][rank]
-        on_cpu = yaml.context.device_target == "CPU"
-        dtype = "float32" if on_cpu else yaml.model.compute_dtype
+        products = yaml.model.compute_dtype
+        dtype = yaml.context.device.activations(products)
         drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[dtype]
         place = part.mesh.tp, len(part.layers), part.coordinates.pp == part.mesh.pp - 1, part.sequence
-        rounds = on_cpu and yaml.model.compute_dtype == "bfloat16"
-        return Stage(part.model, *place, itemsize, self.fused and not drops, yaml.recomputes, drops, rounds)
+        return Stage(
+            part.model, *place, itemsize, self.fused and not drops, yaml.recomputes, drops, rounds=products != dtype
+        )
 
 
 def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
@@ -305,7 +305,7 @@ def pool_bytes(work: Work, rank: int) -> dict[str, int]:
 
 
 def process_bytes(work: Work, rank: int) -> int:
-    """Compute bytes of a CPU process: itself, its tokenizer, compiled graphs, kernels' tables."""
+    """Compute bytes of a process: itself, its tokenizer, graphs, operators' tables."""
     graphs = (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
     for phase in map(phases.PHASES.get, work.phases):
         stage = work.stage(phase.role, rank, phase.kind == "update")

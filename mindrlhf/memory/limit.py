@@ -1,34 +1,19 @@
 """Memory that one process of a job may use.
 
-It is that of an Ascend chip, or of this machine. Pure Python.
+It is that of a chip, or of this machine. Pure Python.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
 from mindrlhf.algorithms.methods import unknown_name
+from mindrlhf.backend.devices import DEVICES
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.units import GIB, MIB
 
-DEFAULT_CHIP = "910B3"
 SYSTEM = 3400 * MIB  # in use on an idle chip by the system, as npu-smi shows it
-# Chip, as npu-smi names it -> GiB of device memory that npu-smi shows. Of a 910C (910_93, Atlas A3) each of both dies
-# is a device of its own.
-CHIPS: Mapping[str, float] = {
-    "910A": 32,
-    "910B1": 64,
-    "910B2": 64,
-    "910B2C": 64,
-    "910B3": 64,
-    "910B4": 32,
-    "910B4-1": 64,
-    "910C": 64,
-    "910_93": 64,
-    "300I-Pro": 21,
-    "300I-Duo": 43,
-}
+CHIPS = {chip: gib for device in DEVICES.values() for chip, gib in device.chips.items()}
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 # Controller's folder -> files of the limit and of the use, and the file cache's name in memory.stat.
@@ -41,15 +26,16 @@ VERSIONS = {
 def memory_limit(yaml: ModelYaml, processes: int, chip: str | None = None) -> tuple[int, str]:
     """Find the bytes that one process may use, and their origin in words.
 
-    processes: processes of the job; on CPU they share this machine. chip: the Ascend chip's name, see CHIPS.
+    processes: processes of the job; without memory of their own they share this machine. chip: one of CHIPS.
     Raises UserError for an unknown chip.
     """
-    if yaml.context.device_target == "CPU":
+    device = yaml.context.device
+    if device.in_host_memory:
         free, where = free_memory()
         shared = f" for each of {processes} processes {where}" if processes > 1 else f" are free {where}"
         return free // processes, f"{free / processes / GIB:.1f} GiB{shared}"
-    usable = chip_memory(chip or DEFAULT_CHIP)
-    named = f"of a {chip}" if chip else f"of a {DEFAULT_CHIP} (`mindrlhf plan --chip` names another)"
+    usable = chip_memory(chip or device.default_chip)
+    named = f"of a {chip}" if chip else f"of a {device.default_chip} (`mindrlhf plan --chip` names another)"
     words = f"{usable / GIB:.1f} GiB are usable {named}"
     asked = yaml.context.max_device_memory
     if asked is None:

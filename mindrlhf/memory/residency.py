@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from mindrlhf.backend.device import Device
 from mindrlhf.backend.memory import Store
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.model_roles import TRAINED
@@ -20,14 +21,14 @@ CACHES = frozenset((CACHE, VALIDATION_CACHE))
 SCRATCH = CACHES | {role.training.gradients for role in TRAINED}
 
 
-def moving_roles(swap: bool, target: str) -> frozenset[str]:
+def moving_roles(swap: bool, device: Device) -> frozenset[str]:
     """List the roles that are swapped.
 
-    On CPU, caches are swapped even without `memory.swap`: releasing them costs next to nothing, and their unused memory
-    is never allocated. Gradients are written whole, and allocating their memory again takes a second or more for each 2
-    GB, on virtual machines several seconds. A device has no such call.
+    In host memory, caches are swapped even without `memory.swap`: releasing them costs next to nothing, and their
+    unused memory is never allocated. Gradients are written whole, and allocating their memory again takes a second or
+    more for each 2 GB, on virtual machines several seconds. A device has no such call.
     """
-    return MEMORY_GROUPS if swap else CACHES if target == "CPU" else frozenset()
+    return MEMORY_GROUPS if swap else CACHES if device.in_host_memory else frozenset()
 
 
 @dataclass

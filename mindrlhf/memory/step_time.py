@@ -60,7 +60,7 @@ def measured_rates(work: Work) -> Rates:
     return Rates(
         passes=rate(rows, inner * model.intermediate_size),
         decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model)), decoded),
-        memory=rate(1, MOST_NUMBERS) * ITEMSIZE["float32" if target == "CPU" else dtype] / 2,
+        memory=rate(1, MOST_NUMBERS) * ITEMSIZE[work.train.context.device.activations(dtype)] / 2,
     )
 
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindrlhf.backend import Kernels
 from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Materials, Norm
 from mindrlhf.models.inputs import DROPOUT, INPUT_IDS, LENGTHS, NAMES, POSITIONS, PREFIX_IDS, PREFIX_LENGTHS
@@ -70,12 +70,12 @@ class Embedding(nn.Cell):
 class Decoder(nn.Cell):
     """Decoder up to the final norm with the head's weight, or one stage's layers.
 
-    kernels: of `backend`, with the dtype of activations and caches; the parameters stay float32. max_positions: number
+    operators: of a device, with the dtype of activations and caches; the parameters stay float32. max_positions: number
     of positions of the rotary table. shards: the tensor-parallel ranks that share the layers.
     layers: layers of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
     recompute: the backward pass computes each half of a layer again from its input; only fused halves support it.
     for_updates: adapters have dropout as in `config`; the halves are composed then. packed: weights packed for decode
-    steps (`PackedWeights`), by name; the kernels must be for this packing.
+    steps (`PackedWeights`), by name; the operators must be for this packing.
 
     inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`).
     """
@@ -84,7 +84,7 @@ class Decoder(nn.Cell):
         self,
         config: ModelConfig,
         parameters: dict[str, Parameter],
-        kernels: Kernels,
+        operators: Operators,
         max_positions: int,
         shards: TensorParallel | None = None,
         layers: range | None = None,
@@ -98,28 +98,28 @@ class Decoder(nn.Cell):
         shards = shards or TensorParallel()
         numbers = range(config.num_layers) if layers is None else layers
         self.is_first, self.is_last = is_first, is_last
-        self.shards, self.kernels = shards, kernels
+        self.shards, self.operators = shards, operators
         dropout = config.dropout if for_updates else 0.0
         self.drops = dropout > 0
-        self.fused = kernels.fused is not None and not dropout
+        self.fused = operators.fused and not dropout
         self.row_inputs = (DROPOUT,) if self.drops else ()
         self.inputs, self.shared_inputs = (*NAMES, *self.row_inputs), len(NAMES)
-        self.linear = kernels.best.linear
-        self.group_view, self.decode_view = kernels.composed.group_view, kernels.composed.decode_view
+        self.linear = operators.linear
+        self.group_view, self.decode_view = operators.group_view, operators.decode_view
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
         tied, self.head_trains = config.tie_word_embeddings, config.adapter is None
         table = parameters.get(EMBEDDING)
         if self.is_first:
             self.embed = Embedding(table, config.vocab_size, tied, shards)
         if self.is_last:
-            self.final_norm = Norm(parameters["model.norm_out.weight"], config.rms_norm_eps, kernels.best.rms_norm)
+            self.final_norm = Norm(parameters["model.norm_out.weight"], config.rms_norm_eps, operators.rms_norm)
             name = EMBEDDING if tied else VALUE_HEAD if config.value_head else HEAD
             self.head = Weight(parameters[name], (packed or {}).get(name))
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
             self.decoded_head_is_whole = self.head_is_whole and not self.head.is_packed
-            self.decode_head = kernels.fused.decode_logits if self.fused else None
-        of_halves = kernels if self.fused else Kernels(kernels.composed)
+            self.decode_head = operators.decode_logits if self.fused else None
+        of_halves = operators if self.fused else operators.composed
         given = config, parameters, of_halves, shards, adapter_rows(config), recompute, dropout, packed or {}
         made = [Layer(Materials(f"model.layers.{i}.", *given)) for i in numbers]
         self.layers = nn.CellList(made, auto_prefix=False)
@@ -132,12 +132,12 @@ class Decoder(nn.Cell):
         self.positions = max_positions
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
-        self.dtype = kernels.activations
+        self.dtype = operators.activations
         self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps))
         self.enter = shards.enter
         # The operator that draws several tokens reads the whole model.
         self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and ends_early
-        self.decode_fused = kernels.fused.decode_tokens if self.decodes_tokens else None
+        self.decode_fused = operators.decode_tokens if self.decodes_tokens else None
         self.decode_weights = tuple(half.present for layer in made for half in (layer.attention, layer.feed_forward))
         self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
 

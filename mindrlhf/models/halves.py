@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from mindrlhf.backend import Kernels
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, numbers_of
+from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.dropout import InputDropout
 from mindrlhf.models.inputs import ANGLES, COS, PLACES, ROWS, SIN, SPANS, VIEW
@@ -33,9 +33,11 @@ class LowRank(nn.Cell):
     applied to x, with the keys of its rows.
     """
 
-    def __init__(self, a: Parameter, b: Parameter, scale: float, kernels: Kernels, dropout: InputDropout | None = None):
+    def __init__(
+        self, a: Parameter, b: Parameter, scale: float, operators: Operators, dropout: InputDropout | None = None
+    ):
         super().__init__(auto_prefix=False)
-        self.a, self.b, self.linear, self.dropout = Weight(a), Weight(b), kernels.composed.linear, dropout
+        self.a, self.b, self.linear, self.dropout = Weight(a), Weight(b), operators.composed.linear, dropout
         self.scale = scale if dropout is None else scale / (1 - dropout.share)
 
     def construct(self, x, given):
@@ -53,12 +55,13 @@ class Linear(nn.Cell):
     inputs (`models.inputs`).
     """
 
-    def __init__(self, weight: Weight, bias: Parameter | None, adapter: LowRank | None, kernels: Kernels):
+    def __init__(self, weight: Weight, bias: Parameter | None, adapter: LowRank | None, operators: Operators):
         super().__init__(auto_prefix=False)
         self.weight = weight
         self.bias = Weight(bias) if bias is not None else None
         self.adapter = adapter
-        self.linear, self.linear_bias = kernels.composed.linear, kernels.composed.linear_bias
+        self.linear = operators.composed.linear
+        self.linear_bias = operators.linear_bias
 
     def construct(self, x, given):
         y = self._product(x)
@@ -102,7 +105,7 @@ class Materials:
     prefix: str
     config: ModelConfig
     parameters: Mapping[str, Parameter]
-    kernels: Kernels
+    operators: Operators
     shards: TensorParallel
     adapters: Mapping[str, ParameterSpec]
     recompute: bool = False
@@ -115,9 +118,9 @@ class Materials:
         a, b, adapter = f"{name}.lora_a", f"{name}.lora_b", None
         if a in self.adapters:
             matrices, dropout = (self.parameters[a], self.parameters[b]), self._dropout(name, a)
-            adapter = LowRank(*matrices, self.adapters[a].scale, self.kernels, dropout)
+            adapter = LowRank(*matrices, self.adapters[a].scale, self.operators, dropout)
         weight, bias = Weight(self.parameters[f"{name}.weight"], self.packed.get(f"{name}.weight")), f"{name}.bias"
-        return Linear(weight, self.parameters.get(bias), adapter, self.kernels)
+        return Linear(weight, self.parameters.get(bias), adapter, self.operators)
 
     def _dropout(self, name: str, a: str) -> InputDropout | None:
         """Build the dropout of a map's input, or None; A gives the columns."""
@@ -130,7 +133,7 @@ class Materials:
     def norm(self, name: str) -> Norm | None:
         """Build the norm of this name within the layer; None without one."""
         weight = self.parameters.get(f"{self.prefix}{name}.weight")
-        return None if weight is None else Norm(weight, self.config.rms_norm_eps, self.kernels.composed.rms_norm)
+        return None if weight is None else Norm(weight, self.config.rms_norm_eps, self.operators.composed.rms_norm)
 
 
 class Half(nn.Cell):
@@ -158,8 +161,8 @@ class Half(nn.Cell):
         self.scales = (Tensor(np.array(scales, np.float32)),) if any(scales) else ()
         self.enter, self.leave = given.shards.enter, given.shards.leave
         self.residual = given.shards.rank == 0
-        self.fused = given.kernels.fused is not None
-        self.form = given.kernels.fused.half(name, given.recompute) if self.fused else None
+        self.form = given.operators.half(name, given.recompute)
+        self.fused = self.form is not None
 
     @property
     def arrays(self) -> tuple:
@@ -227,9 +230,9 @@ class AttentionHalf(Half):
         self.head_dim = given.config.head_dim
         self.scale, self.eps = self.head_dim**-0.5, given.config.rms_norm_eps
         self.heads, self.kv_heads = (one.weight.shape[0] // self.head_dim for one in (self.wq, self.wk))
-        composed, fused = given.kernels.composed, given.kernels.fused
-        self.rotary, self.attend = composed.rotary, composed.group_attention
-        self.decode_attention, self.decode_fused = composed.decode_attention, fused and fused.decode_attention
+        operators = given.operators
+        self.rotary, self.attend = operators.rotary, operators.group_attention
+        self.decode_attention, self.decode_fused = operators.decode_attention, operators.decode_attention_half
 
     def construct(self, x, given, split, asking):
         """Run the half on all rows.
@@ -300,8 +303,8 @@ class FeedForwardHalf(Half):
         super().__init__("feed_forward", FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight}, given)
         self.norm = norm
         self.w1, self.w3, self.w2 = linears.values()
-        self.swiglu, self.eps = given.kernels.composed.swiglu, given.config.rms_norm_eps
-        self.decode_fused = given.kernels.fused and given.kernels.fused.decode_feed_forward
+        self.swiglu, self.eps = given.operators.swiglu, given.config.rms_norm_eps
+        self.decode_fused = given.operators.decode_feed_forward_half
 
     def construct(self, x, given, split, asking):
         """Run the half on the rows `asking`.

@@ -9,6 +9,7 @@ from mindspore.ops import constexpr
 
 from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.backend.operators import Operators
 from mindrlhf.models import chunks
 from mindrlhf.models.chunks import CHUNK_NUMBERS
 
@@ -35,8 +36,8 @@ class TokenLogProbs(nn.Cell):
     results. entropy_gradient: gradients flow through the entropy; otherwise it is for reading only. head_trains: head
     gets a gradient.
 
-    fused: the operators of `backend.native`, which add the head's gradient to its buffer (`Weight.collected`); None for
-    compositions of basic operators, which return it.
+    operators: fused ones add the head's gradient to its buffer (`Weight.collected`); compositions of basic operators,
+    also by default, return it.
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits of
     its own block; the ranks exchange four numbers for each token, and the gradient of hidden is this rank's term of a
     sum (after Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss instead of log-probs and entropy).
@@ -54,17 +55,17 @@ class TokenLogProbs(nn.Cell):
         chunk_numbers: int = CHUNK_NUMBERS,
         shards: TensorParallel | None = None,
         entropy_gradient: bool = False,
-        fused=None,
+        operators: Operators | None = None,
         head_trains: bool = True,
     ):
         super().__init__(auto_prefix=False)
         self.entropy_gradient = entropy_gradient
         shards = shards or TensorParallel()
         # Fused operators read whole rows of logits.
-        self.fused = shards.size == 1 and fused is not None
+        self.fused = shards.size == 1 and operators is not None and operators.fused
         if self.fused:
-            self.fused_log_probs = fused.token_log_probs
-            self.fused_gradient = fused.token_log_probs_gradient
+            self.fused_log_probs = operators.token_log_probs
+            self.fused_gradient = operators.token_log_probs_gradient
             self.inverse_tensor = Tensor(np.array([1.0 / temperature], np.float32))
         self.collects, self.sums_head = head_trains and self.fused, head_trains and not self.fused
         self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack

@@ -2,7 +2,6 @@
 
 from mindspore import Parameter
 
-from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.job import Job
 from mindrlhf.model_roles import GENERATOR
@@ -37,8 +36,8 @@ class Generator(ModelPart):
         whole = shards.size > 1 and parameters[head.name].shape[0] == model.vocab_size
         rows = {head.name: slice(*shards.share(model.vocab_size))} if whole else {}
         self._packed = PackedWeights(self._weights, specs, parameters, rows)
-        kernels = backend.kernels(self.yaml.context.device_target, self.yaml.model.compute_dtype, self._weights)
-        self.rollout_decoder = self._decoder(kernels=kernels, packed=self._packed.packed)
+        operators = self.yaml.context.device.operators(self.yaml.model.compute_dtype, self._weights)
+        self.rollout_decoder = self._decoder(operators=operators, packed=self._packed.packed)
 
     @property
     def refreshes(self) -> bool:

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
-from mindrlhf.backend.native import library
+from mindrlhf.backend.operators import Operators
 from mindrlhf.checkpoint.adapted import split_adapter
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.hf import generation_defaults, save_hf
@@ -85,7 +85,7 @@ class ModelPart:
         if yaml.recomputes and not self.decoder.fused:
             raise UserError(
                 f"{yaml.path}: recompute_config.recompute is set, and only the fused operators compute layers "
-                f"again, which are not there ({library().problem}); install g++ or set it to False."
+                f"again, which are not there ({yaml.context.device.fused_problem()}); install g++ or set it to False."
             )
 
     def decoder_for_updates(self) -> Decoder:
@@ -99,14 +99,14 @@ class ModelPart:
         self,
         recompute: bool = False,
         for_updates: bool = False,
-        kernels: backend.Kernels | None = None,
+        operators: Operators | None = None,
         packed: Parameters | None = None,
     ) -> Decoder:
         part, yaml = self.partition, self.yaml
         stage, last = part.coordinates.pp, part.mesh.pp - 1
         places = (self.shards, part.layers, stage == 0, stage == last, recompute, for_updates, packed)
-        kernels = kernels or backend.kernels(yaml.context.device_target, yaml.model.compute_dtype)
-        return Decoder(part.model, self.parameters, kernels, self._max_positions, *places)
+        operators = operators or yaml.context.device.operators(yaml.model.compute_dtype)
+        return Decoder(part.model, self.parameters, operators, self._max_positions, *places)
 
     def open_updater(
         self,
@@ -131,7 +131,7 @@ class ModelPart:
             ShardedNorm(counted, self._sum_over_replica) if part.mesh.pp * part.mesh.tp > 1 else None,
             self._replica_share() if part.shared_optimizer else None,
             BLOCK_NUMBERS if in_blocks else None,
-            self.decoder.kernels.best,
+            self.decoder.operators,
         )
         groups, buckets = part.gradient_groups(), self.yaml.parallel.gradient_aggregation_group
         reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets) if groups else None

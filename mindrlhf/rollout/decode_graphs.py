@@ -4,6 +4,7 @@ from mindspore import Parameter, ParameterTuple, ops
 
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
+from mindrlhf.backend.operators import Operators
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.sampling import Sampler
 
@@ -14,7 +15,7 @@ FUSED_TOKENS, FUSED_CONTEXT = 16, 256
 class Cache:
     """Keys and values of `slots` sequences: each layer's [slots, K, size, D].
 
-    packed: arrays are int32[slots, K, size, D / 2], with two bfloat16 numbers in each int32 (`Kernels.packs_cache`).
+    packed: arrays are int32[slots, K, size, D / 2], with two bfloat16 numbers in each int32 (`Operators.packs_cache`).
     """
 
     def __init__(
@@ -65,28 +66,13 @@ class Admit(Graph):
     again for each new tuple.
     """
 
-    def __init__(self, cache: Cache, kernels, longest: int):
+    def __init__(self, cache: Cache, operators: Operators, longest: int):
         super().__init__("generate/admit", longest, cache.packed)
-        self.keys, self.values, self.size = cache.keys, cache.values, cache.size
-        self.put = ops.ScatterUpdate()
-        self.fused = kernels.fused is not None
-        if self.fused:
-            self.admit, self.longest = kernels.fused.admit, longest
-            self.caches = tuple(part for pair in zip(cache.keys, cache.values, strict=True) for part in pair)
+        self.admit, self.longest = operators.admit, longest
+        self.caches = tuple(part for pair in zip(cache.keys, cache.values, strict=True) for part in pair)
 
     def construct(self, slots, rows, *prefilled):
-        if self.fused:
-            return self.admit(slots, rows, self.longest, prefilled, self.caches)
-        done = slots
-        for i in range(len(self.keys)):
-            done = ops.depend(done, self.put(self.keys[i], slots, self._rows(prefilled[2 * i], rows)))
-            done = ops.depend(done, self.put(self.values[i], slots, self._rows(prefilled[2 * i + 1], rows)))
-        return done
-
-    def _rows(self, prefilled, rows):
-        taken = ops.gather(prefilled, rows, 0)
-        a, k, p, d = taken.shape
-        return ops.concat((taken, ops.zeros((a, k, self.size - p, d), taken.dtype)), 2) if p < self.size else taken
+        return self.admit(slots, rows, self.longest, prefilled, self.caches)
 
 
 class Decode(Graph):
@@ -106,7 +92,7 @@ class Decode(Graph):
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
-        super().__init__("generate/decode", decoder.positions, decoder.kernels.weights, cache.packed, sampler.rule)
+        super().__init__("generate/decode", decoder.positions, decoder.operators.weights, cache.packed, sampler.rule)
         self.decoder, self.sampler = decoder, sampler
         self.keys, self.values = cache.keys, cache.values
         self.fused = decoder.decodes_tokens and sampler.simple

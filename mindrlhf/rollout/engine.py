@@ -81,11 +81,11 @@ class Engine:
             raise ValueError("stop strings need decode_text")
         size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
         sizes = config.num_layers, slots, decoder.kv_heads, size, config.head_dim
-        self.cache = Cache(*sizes, decoder.dtype, decoder.kernels.packs_cache)
+        self.cache = Cache(*sizes, decoder.dtype, decoder.operators.packs_cache)
         self.statistics = Statistics()
         self._parts = Timers(compile_seconds)
         self._admit_size = -(-slots // 8)
-        self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels, max_prompt)
+        self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.operators, max_prompt)
         sampler = Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards)
         self._decode = Decode(decoder, self.cache, sampler)
         self.copies_prompts = not self._decode.fused

@@ -1,10 +1,11 @@
 """Generation without a training job: `mindrlhf generate`, and from Python.
 
+    from mindrlhf.backend import default_device
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.configs.grpo import SamplingSettings
     from mindrlhf.rollout.generator import Generator
 
-    launch("CPU")
+    launch(default_device())
     generator = Generator("path/to/model", SamplingSettings(max_new_tokens=64, temperature=0.7))
     for group in generator.generate(["3 + 4 =", "5 * 6 ="], num_generations=4):
         print([generator.text(rollout) for rollout in group.rollouts])
@@ -40,7 +41,8 @@ class Generator:
 
     model: HF directory or a hub's id, an adapter in PEFT's format, or a training checkpoint. tokenizer: the model's by
     default. slots: most responses generated at once. seed: keys the random numbers, together with a prompt's id and a
-    response's index. where: names the prompts in messages. adapter: an adapter in PEFT's format, merged into the model.
+    response's index. device_target: `backend.default_device` by default. where: names the prompts in messages. adapter:
+    an adapter in PEFT's format, merged into the model.
     Raises UserError for a directory that is not a model.
     """
 
@@ -52,7 +54,7 @@ class Generator:
         tokenizer: Tokenizer | None = None,
         slots: int = 64,
         seed: int = 0,
-        device_target: str = "CPU",
+        device_target: str | None = None,
         where: str = "prompts",
         adapter: str | None = None,
     ):
@@ -60,7 +62,8 @@ class Generator:
         self.model = language_model(model)
         self.tokenizer = tokenizer or Tokenizer.from_path(hf_folder(model))
         self.sampling = sampling
-        self._slots, self._target, self._where = slots, device_target, where
+        self._slots, self._where = slots, where
+        self._device = backend.find_device(device_target or backend.default_device())
         self._weights, self._seed = Weights(model, self.model, seed, adapter), seed
         self._parameters: dict | None = None
         self._engine: Engine | None = None
@@ -95,7 +98,7 @@ class Generator:
 
             self._parameters = self._parameters or self._weights.parameters()
             positions = longest_position(longest, self.sampling.max_new_tokens, LENGTH_BUCKET)
-            decoder = Decoder(self.model, self._parameters, backend.kernels(self._target), positions)
+            decoder = Decoder(self.model, self._parameters, self._device.operators(), positions)
             place = slots, longest, stop_ids(self.tokenizer, self.model), self._seed
             self._engine = Engine(self.model, decoder, self.sampling, *place, LENGTH_BUCKET, self.tokenizer.decode)
         return self._engine

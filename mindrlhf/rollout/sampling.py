@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 
 from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
-from mindrlhf.backend.cpu import MASKED
+from mindrlhf.backend.composed_attention import MASKED
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.head import log_from_one
 

@@ -179,10 +179,10 @@ def continued_checkpoint(job: Job, data: RunData, collectives: Collectives) -> C
 
 def open_residency(job: Job) -> Residency:
     """Open the residency that swaps weights at the phases of a step."""
-    settings, target = job.config.memory, job.train.context.device_target
+    settings, device = job.config.memory, job.train.context.device
     folder = settings.swap_dir or job.output / "swap"
-    moving = moving_roles(settings.swap, target)
-    return Residency(lambda parameters: open_store(target, parameters, folder), moving)
+    moving = moving_roles(settings.swap, device)
+    return Residency(lambda parameters: open_store(device, parameters, folder), moving)
 
 
 def hf_files(job: Job, card: Mapping[str, bytes]) -> dict[str, bytes]:

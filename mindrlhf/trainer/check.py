@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from mindrlhf.backend import check_weights, default_device, product_dtype
+from mindrlhf.backend import default_device
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenizer
@@ -162,7 +162,7 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
             print(theirs, flush=True)
     defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
     config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings, answer)
-    check_weights(infer.context.device_target, config.rollout.weights)
+    infer.context.device.check_weights(config.rollout.weights)
     corrected = correction_defaults(train, infer, config.rollout.weights)
     if corrected:
         config = load_grpo_config(flags.grpo_config, overrides[""], {**defaults, **corrected}, flags.settings, answer)
@@ -230,7 +230,7 @@ def read_train_yaml(
 def _with_dtype(yaml: ModelYaml) -> ModelYaml:
     """Choose a YAML's dtype of matrix products for this device. Raises UserError."""
     try:
-        dtype = product_dtype(yaml.context.device_target, yaml.model.compute_dtype)
+        dtype = yaml.context.device.product_dtype(yaml.model.compute_dtype)
     except UserError as error:
         raise UserError(f"{yaml.path}: {GROUP}.compute_dtype is {yaml.model.compute_dtype}, and {error}.") from None
     return yaml.model_copy(update={"model": yaml.model.model_copy(update={"compute_dtype": dtype})})

@@ -15,7 +15,7 @@ import numpy as np
 from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.algorithms.rehearsal import rehearse_advantage, rehearse_loss
-from mindrlhf.backend import kernels, operators_in_use
+from mindrlhf.backend import find_device
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
@@ -118,10 +118,12 @@ def rehearse(algorithm: AlgorithmSettings) -> None:
 def operators_line(job: Job, target: str) -> str:
     """Describe the form of the layers' halves, and tokens per decode call."""
     settings, tensor_ranks = job.config.rollout, job.infer.parallel.model_parallel
-    several = kernels(target).fused is not None and draws_in_operator(settings, job.model.vocab_size, tensor_ranks)
-    updates = ", composed ones in updates (lora.dropout)" if kernels(target).fused and job.model.dropout else ""
+    device = find_device(target)
+    fused = not device.fused_problem()
+    several = fused and draws_in_operator(settings, job.model.vocab_size, tensor_ranks)
+    updates = ", composed ones in updates (lora.dropout)" if fused and job.model.dropout else ""
     tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
-    return f"{operators_in_use(target)}{updates}; decoding {tokens} a call"
+    return f"{device.describe_operators()}{updates}; decoding {tokens} a call"
 
 
 def block(lines: Mapping[str, str]) -> str:
@@ -145,7 +147,7 @@ def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:
     fullest = max(work.rank_plans(), key=lambda plan: plan.peak)
     processes = Counter(rank.host for rank in ranks)
     limit = min(rank.memory // processes[rank.host] for rank in ranks)
-    if work.train.context.device_target != "CPU":
+    if not work.train.context.device.in_host_memory:
         limit, _ = memory_limit(work.train, len(ranks))
     text = f"{size(fullest.peak)} planned at most for a process, in {fullest.peak_phase}"
     if fullest.peak <= limit:

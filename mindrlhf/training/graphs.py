@@ -47,7 +47,7 @@ class PolicyLogProbs(nn.Cell):
         super().__init__(auto_prefix=False)
         self.decoder, self.stage = decoder, Stage(decoder)
         self.token_log_probs = TokenLogProbs(
-            temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.kernels.fused, decoder.head_trains
+            temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.operators, decoder.head_trains
         )
 
     def construct(self, x, inputs, targets):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
-from mindrlhf.backend import cpu
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
+from mindrlhf.backend.operators import COMPOSED, Operators
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.parallel.buckets import buckets
@@ -26,9 +26,9 @@ def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:
 class SquaredNorm(Graph):
     """Sum of squares of all gradients, float32 scalar."""
 
-    def __init__(self, gradients: ParameterTuple, kernels):
+    def __init__(self, gradients: ParameterTuple, operators: Operators):
         super().__init__("optimizer/norm")
-        self.gradients, self.squared_norm = gradients, kernels.squared_norm
+        self.gradients, self.squared_norm = gradients, operators.squared_norm
 
     def construct(self):
         return self.squared_norm(self.gradients)
@@ -68,10 +68,10 @@ class Apply(Graph):
     exactly (Loshchilov & Hutter 2019, algorithm 2; Kingma & Ba 2015, section 2, last paragraph).
     """
 
-    def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]], kernels):
+    def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]], adamw):
         super().__init__("optimizer/apply", tuple(decays), tuple(rows))
         self.parameters, self.gradients, self.first, self.second = parameters, gradients, first, second
-        self.decays, self.rows, self.adamw = tuple(decays), tuple(rows), kernels.adamw
+        self.decays, self.rows, self.adamw = tuple(decays), tuple(rows), adamw
 
     def construct(self, *numbers):
         return self.adamw(self.parameters, self.gradients, self.first, self.second, self.decays, self.rows, numbers)
@@ -120,7 +120,7 @@ class AdamW:
     model. share: rows that this replica updates; None for all. own_rows: parameters of `share` that are not the
     model's. block_numbers: parameters are updated in blocks of at most this many numbers (or one parameter); None is
     all at once. blocks: parameter indices of each block; before_block is called with a block's index, so that only this
-    block's moments need to be in memory. kernels: of `backend`; composed ones by default.
+    block's moments need to be in memory. operators: composed ones by default.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class AdamW:
         norm: ShardedNorm | None = None,
         share: ReplicaShare | None = None,
         block_numbers: int | None = None,
-        kernels=cpu,
+        operators: Operators = COMPOSED,
     ):
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
@@ -144,7 +144,7 @@ class AdamW:
         self.updates = 0
         norm = norm or ShardedNorm([True] * len(parameters), float)
         counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
-        self._squares = SquaredNorm(ParameterTuple(counted), kernels) if counted else None
+        self._squares = SquaredNorm(ParameterTuple(counted), operators) if counted else None
         self._sum, self._gather = norm.sum, share.gather
         sizes = [parameter.size for parameter in parameters]
         self.blocks = buckets(sizes, block_numbers or sum(sizes))
@@ -157,7 +157,7 @@ class AdamW:
                 ),
                 [specs[i].decays for i in block],
                 [(share.rows[i].start, share.rows[i].stop) for i in block],
-                kernels,
+                operators.adamw,
             )
             for block in self.blocks
         ]

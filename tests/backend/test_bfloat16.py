@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,8 +13,9 @@ from mindspore import Tensor
 from small_model import Golden
 from small_updater import RATE, Subject, rows_like
 
-from mindrlhf.backend import kernels, native, product_dtype
-from mindrlhf.backend.native.operators import Operators, operators
+from mindrlhf.backend import find_device, native
+from mindrlhf.backend.cpu import CPU
+from mindrlhf.backend.native.operators import NativeOperators, open_operators
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.errors import UserError
 from mindrlhf.rollout import decode_graphs as graphs
@@ -31,7 +31,7 @@ SLOTS = 20
 def bfloat16():
     if not native.library().bfloat16:
         pytest.skip("this processor has no fast bfloat16 products")
-    return kernels("CPU", "bfloat16")
+    return CPU.operators("bfloat16")
 
 
 @cache
@@ -40,7 +40,7 @@ def one_update(shared, name: str, used, recompute: bool) -> tuple[float, dict[st
     golden = Golden.load(shared / "golden" / name)
     groups = [SequenceGroup(ids[:1], (ids[1:],)) for ids in golden.sequences]
     tokens = sum(len(ids) - 1 for ids in golden.sequences)
-    subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD, kernels=used, recompute=recompute)
+    subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD, operators=used, recompute=recompute)
     update = subject.updater(groups, RATE, weights=rows_like(groups, lambda n: np.full(n, 1 / tokens)))
     return update.loss, subject.gradients
 
@@ -49,7 +49,7 @@ def one_update(shared, name: str, used, recompute: bool) -> tuple[float, dict[st
 def test_a_linear_map_is_the_sum_of_products_of_rounded_numbers(bfloat16, rows, outputs):
     rng = np.random.default_rng(0)
     x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((rows, 77), (outputs, 77)))
-    found = bfloat16.fused.linear(Tensor(x), Tensor(weight)).asnumpy()
+    found = bfloat16.linear(Tensor(x), Tensor(weight)).asnumpy()
     np.testing.assert_allclose(found, rounded(x) @ rounded(weight).T, rtol=0, atol=1e-5)
 
 
@@ -57,7 +57,7 @@ def test_numbers_are_rounded_to_the_nearest_even_one(bfloat16):
     """Halfway cases, the largest numbers, and what is not finite."""
     bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7F0000, 0x7F800000, 0xFF800000, 0x7F800001], np.uint32)
     one = Tensor(np.ones((1, 1), np.float32))
-    found = bfloat16.fused.linear(Tensor(bits.view(np.float32).reshape(-1, 1)), one).asnumpy()[:, 0]
+    found = bfloat16.linear(Tensor(bits.view(np.float32).reshape(-1, 1)), one).asnumpy()[:, 0]
     expected = np.array([0x3F800000, 0x3F820000, 0x3F810000, 0x7F7F0000, 0x7F800000, 0xFF800000], np.uint32)
     np.testing.assert_array_equal(found[:-1].view(np.uint32), expected)
     assert np.isnan(found[-1])
@@ -81,11 +81,11 @@ def test_loss_and_gradients_are_near_the_exact_ones(bfloat16, shared, name):
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_way_back_adds_less_than_one_percent(bfloat16, shared, name):
     """With a float32 way there: what is more comes from the rounded weights and inputs of the layers' own products."""
-    back, exact = Operators(str(native.library().path), "bfloat16"), operators("float32")
+    back, exact = NativeOperators(str(native.library().path), "bfloat16"), open_operators("float32")
     for half in ("attention", "feed_forward"):
         back.half(half, False).forward = exact.half(half, False).forward
     back.token_log_probs = exact.token_log_probs
-    loss, gradients = errors(shared, name, replace(bfloat16, fused=back))
+    loss, gradients = errors(shared, name, back)
     assert abs(loss) < 1e-6
     assert 0.001 < max(gradients.values()) < 0.01
 
@@ -103,7 +103,7 @@ def first_ids(golden) -> np.ndarray:
 
 def drawn(golden, used, going: int) -> list[np.ndarray]:
     """Tokens, behaviour and policy log-probs of the first `going` of SLOTS slots."""
-    decoder, _ = golden.build(40, kernels=used)
+    decoder, _ = golden.build(40, operators=used)
     config, tokens, ids = golden.config, graphs.FUSED_TOKENS, first_ids(golden)
     uniform = np.random.default_rng(4).random((SLOTS, tokens)).astype(np.float32)
     sampler = Sampler(SamplingSettings(max_new_tokens=64), config.vocab_size, ())
@@ -125,7 +125,7 @@ def test_log_probs_of_drawn_tokens_are_those_of_the_rounded_model(bfloat16, shar
     np.testing.assert_array_equal(behaviour, policy)  # temperature 1
     groups = [SequenceGroup(ids[i : i + 1], (token[i],)) for i in range(3)]
     updates = [
-        Subject(golden, NEGATIVE_LOG_LIKELIHOOD, kernels=used).updater(
+        Subject(golden, NEGATIVE_LOG_LIKELIHOOD, operators=used).updater(
             groups, 0.0, weights=rows_like(groups, lambda n: np.full(n, 1.0))
         )
         for used in (bfloat16, None)
@@ -140,7 +140,7 @@ def test_log_probs_of_drawn_tokens_are_those_of_the_rounded_model(bfloat16, shar
 def test_packed_weights_with_adapters_draw_the_same_bits_in_any_company(fused, shared, weights):
     """An adapter's numbers are float32 with int8 weights, whose columns come in other multiples."""
     golden = Golden.load(shared / "golden" / "qwen2_tiny_lora")
-    exact, used = kernels("CPU"), kernels("CPU", "float32", weights)
+    exact, used = CPU.operators(), CPU.operators("float32", weights)
     every = drawn(golden, used, SLOTS)
     for going in (1, 3, 9, 18):
         for one, other in zip(drawn(golden, used, going), every, strict=True):
@@ -152,21 +152,21 @@ def test_packed_weights_with_adapters_draw_the_same_bits_in_any_company(fused, s
 
 
 def test_the_dtype_is_chosen_by_the_processor(monkeypatch):
-    assert product_dtype("Ascend", "auto") == "bfloat16"
-    assert product_dtype("CPU", "float32") == "float32"
+    assert find_device("Ascend").product_dtype("auto") == "bfloat16"
+    assert CPU.product_dtype("float32") == "float32"
     for fast in (True, False):
         monkeypatch.setattr(native, "library", lambda fast=fast: native.Library(None, bfloat16=fast))
-        assert product_dtype("CPU", "auto") == ("bfloat16" if fast else "float32")
+        assert CPU.product_dtype("auto") == ("bfloat16" if fast else "float32")
     with pytest.raises(UserError, match=r"no fast bfloat16 products here .*AVX512_BF16.*; set float32 or auto"):
-        product_dtype("CPU", "bfloat16")
+        CPU.product_dtype("bfloat16")
 
 
 FORBIDDEN = """
-from mindrlhf.backend import operators_in_use, product_dtype
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.errors import UserError
-print(product_dtype("CPU", "auto"), operators_in_use("CPU"), sep=" | ")
+print(CPU.product_dtype("auto"), CPU.describe_operators(), sep=" | ")
 try:
-    product_dtype("CPU", "bfloat16")
+    CPU.product_dtype("bfloat16")
 except UserError as error:
     print(error)
 """

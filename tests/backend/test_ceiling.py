@@ -5,7 +5,8 @@ import mindspore
 import pytest
 
 from mindrlhf.backend import ceiling
-from mindrlhf.backend.ceiling import LEAST_S, SIZE, matmul_ceiling, product_rate
+from mindrlhf.backend.ceiling import LEAST_S, matmul_ceiling, product_rate
+from mindrlhf.backend.cpu import CPU
 
 
 @pytest.fixture
@@ -23,14 +24,15 @@ def test_the_ceiling_is_the_work_of_products_by_the_clock(measured_anew, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(ceiling, "time", type("Clock", (), {"perf_counter": lambda: next(looks) * took}))
         found = matmul_ceiling("CPU")
-    assert found == pytest.approx(2 * SIZE["CPU"] ** 3 * products / took)
+    assert found == pytest.approx(2 * CPU.ceiling_size**3 * products / took)
     assert matmul_ceiling("CPU") == found, "measured once"
 
 
 def test_the_ceiling_by_the_real_clock_is_a_number(measured_anew):
     start = time.perf_counter()
     found = matmul_ceiling("CPU")
-    assert found * (time.perf_counter() - start) > 2 * SIZE["CPU"] ** 3, "the product that was timed fits into the time"
+    operations = found * (time.perf_counter() - start)
+    assert operations > 2 * CPU.ceiling_size**3, "the product that was timed fits into the time"
 
 
 @pytest.mark.parametrize("decoded", ["float32", "bfloat16", "int8"])

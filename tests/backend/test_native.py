@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindrlhf.backend import Kernels, cpu, kernels, native, operators_in_use
-from mindrlhf.backend.native.operators import operators
+from mindrlhf.backend import native
+from mindrlhf.backend.cpu import CPU
+from mindrlhf.backend.native.operators import open_operators
+from mindrlhf.backend.operators import COMPOSED
 
 
 def draw(*shape, seed=0):
@@ -43,7 +45,7 @@ def values_and_gradients(graph, inputs):
 @pytest.mark.parametrize("shape", [(300, 96), (1, 250, 4, 16)])
 def test_a_norm_equals_the_composition(fused, shape):
     inputs = draw(*shape), draw(shape[-1])
-    expected = values_and_gradients(RmsNorm(cpu), inputs)
+    expected = values_and_gradients(RmsNorm(COMPOSED), inputs)
     for found, one in zip(values_and_gradients(RmsNorm(fused), inputs), expected, strict=True):
         assert np.abs(one).max() > 0.1
         np.testing.assert_allclose(found, one, rtol=0, atol=2e-6 * np.abs(one).max())
@@ -52,7 +54,7 @@ def test_a_norm_equals_the_composition(fused, shape):
 @pytest.mark.parametrize(("rows", "outputs"), [(700, 50), (7, 90)])
 def test_a_linear_map_equals_the_composition(fused, rows, outputs):
     inputs = draw(rows, 77), draw(outputs, 77)
-    expected = Linear(cpu)(*inputs).asnumpy()
+    expected = Linear(COMPOSED)(*inputs).asnumpy()
     np.testing.assert_allclose(Linear(fused)(*inputs).asnumpy(), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
@@ -87,7 +89,7 @@ def test_an_update_of_some_rows_equals_the_composition(fused):
             return self.adamw(parameters, gradients, first, second, (True, False, True), rows, numbers)
 
     found = []
-    for backend in (fused, cpu):
+    for backend in (fused, COMPOSED):
         state = []
         for kind in range(4):
             own = [
@@ -142,17 +144,17 @@ def built_anew(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "SOURCE", tmp_path / "kernels.cpp")
     native.SOURCE.write_text('extern "C" { int usable() { return 0; } int multiplies_bfloat16() { return 1; } }')
     native.library.cache_clear()
-    operators.cache_clear()
+    open_operators.cache_clear()
     yield tmp_path
     native.library.cache_clear()
-    operators.cache_clear()
+    open_operators.cache_clear()
 
 
 def test_without_a_compiler_the_compositions_are_used(built_anew, monkeypatch):
     monkeypatch.setenv("PATH", str(built_anew))
     assert native.library() == native.Library(None, "g++ is not installed")
-    assert kernels("CPU") == Kernels(cpu)
-    assert "g++ is not installed" in operators_in_use("CPU")
+    assert CPU.operators() == COMPOSED
+    assert "g++ is not installed" in CPU.describe_operators()
 
 
 def test_a_source_that_does_not_compile_says_why(built_anew, fused):

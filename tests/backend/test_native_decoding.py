@@ -8,7 +8,8 @@ from mindspore import Tensor, nn
 from slow_cases import few_of
 from small_model import SmallModel, log_softmax
 
-from mindrlhf.backend import Kernels, cpu, kernels
+from mindrlhf.backend.cpu import CPU
+from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.rollout import decode_graphs as graphs
 from mindrlhf.rollout.sampling import Sampler
@@ -136,7 +137,7 @@ def test_prompts_are_put_into_slots(fused):
     padded = ((4, 0, 2, 2), (1, 2, 1, 1))  # with the last one again
     slots, rows = (Tensor(np.array(places, np.int32)) for places in padded)
     caches = []
-    for backend in (kernels("CPU"), Kernels(cpu)):
+    for backend in (CPU.operators(), COMPOSED):
         cache = cache_of(config, 5, 24)
         graphs.Admit(cache, backend, 9)(slots, rows, *prefilled)
         caches.append([p.asnumpy().copy() for p in (*cache.keys, *cache.values)])
@@ -153,7 +154,7 @@ def test_prompts_are_rounded_into_packed_slots(fused):
     prefilled = [normal(shape, 10 + i) for i in range(2 * config.num_layers)]
     cache = cache_of(config, 5, 24, packed=True)
     places = (Tensor(np.array(part, np.int32)) for part in ((4, 0), (1, 2)))
-    graphs.Admit(cache, kernels("CPU"), 9)(*places, *map(Tensor, prefilled))
+    graphs.Admit(cache, CPU.operators(), 9)(*places, *map(Tensor, prefilled))
     interleaved = [p.asnumpy() for pair in zip(cache.keys, cache.values, strict=True) for p in pair]
     for found, given in zip(interleaved, prefilled, strict=True):
         np.testing.assert_array_equal(found[[4, 0], :, :9], pairs(given[[1, 2], :, :9]))

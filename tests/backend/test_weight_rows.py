@@ -11,7 +11,7 @@ from mindspore import Tensor
 
 from mindrlhf.backend import native
 from mindrlhf.backend.native import packing
-from mindrlhf.backend.native.operators import operators
+from mindrlhf.backend.native.operators import open_operators
 
 BLOCK = 64
 KINDS = ("float32", "bfloat16", "int8")
@@ -40,7 +40,7 @@ def packed(kind: str, weight: np.ndarray) -> np.ndarray:
 
 
 def product(kind: str, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return operators("float32", kind).decode_logits(Tensor(x), Tensor(packed(kind, weight))).asnumpy()
+    return open_operators("float32", kind).decode_logits(Tensor(x), Tensor(packed(kind, weight))).asnumpy()
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_zeros_stay_zero_and_what_is_not_finite_is_not_hidden(fused, kind):
 
 def test_bfloat16_weights_may_also_be_packed_by_the_operator(fused):
     x, weight = random(20, 77), random(50, 77, seed=1)
-    operator = operators("bfloat16").decode_logits
+    operator = open_operators("bfloat16").decode_logits
     assert operator(Tensor(x), Tensor(weight)).asnumpy().tobytes() == product("bfloat16", x, weight).tobytes()
 
 

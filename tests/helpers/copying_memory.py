@@ -18,13 +18,14 @@ def copying() -> Iterator[None]:
     from mindspore import Parameter, Tensor
 
     from mindrlhf.backend import parameter_memory
+    from mindrlhf.backend.ascend import ASCEND
 
     def asnumpy(parameter):
         return np.array(Tensor.asnumpy(parameter))
 
     with (
         mock.patch.object(Parameter, "asnumpy", asnumpy, create=True),
-        mock.patch.object(parameter_memory, "_in_place", return_value=False),
+        mock.patch.object(parameter_memory, "device_in_use", return_value=ASCEND),
     ):
         yield
 

@@ -30,12 +30,12 @@ class Subject:
     prompts: list[Prompt]
 
     @classmethod
-    def random(cls, kernels=None) -> "Subject":
+    def random(cls, operators=None) -> "Subject":
         model = SmallModel.random(1)
         rng = np.random.default_rng(0)
         # Ids are no row numbers: they come from the dataset.
         prompts = [Prompt(100 + 7 * i, rng.integers(0, 64, n).astype(np.int32)) for i, n in enumerate(LENGTHS)]
-        return cls(model, *model.build(kernels=kernels), prompts)
+        return cls(model, *model.build(operators=operators), prompts)
 
     def engine(self, slots, bucket=BUCKET, decode_text=None, **settings) -> Engine:
         sampling = SamplingSettings(**{"max_new_tokens": NEW, "temperature": TEMPERATURE} | settings)

@@ -10,7 +10,7 @@ import numpy as np
 from collecting_head import CollectingHead
 from mindspore import Tensor, nn, ops
 
-from mindrlhf.backend.native.operators import operators
+from mindrlhf.backend.native.operators import open_operators
 from mindrlhf.metrics.performance import peak_resident_bytes
 from mindrlhf.models.head import TokenLogProbs
 from mindrlhf.models.weight import collect_gradients
@@ -21,7 +21,7 @@ VOCABULARY, WIDTH, CHUNK, CHUNKS = 131072, 8, 128, 12
 class Sum(nn.Cell):
     def __init__(self, fused):
         super().__init__()
-        self.head = CollectingHead(VOCABULARY, WIDTH, TokenLogProbs(1.0, CHUNK * VOCABULARY, fused=fused))
+        self.head = CollectingHead(VOCABULARY, WIDTH, TokenLogProbs(1.0, CHUNK * VOCABULARY, operators=fused))
 
     def construct(self, hidden, targets):
         return self.head(hidden, targets, ops.ones_like(targets))[0].sum()
@@ -48,4 +48,4 @@ def main(fused) -> None:
 
 
 if __name__ == "__main__":
-    main(operators() if sys.argv[1] == "fused" else None)
+    main(open_operators() if sys.argv[1] == "fused" else None)

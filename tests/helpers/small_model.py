@@ -53,22 +53,22 @@ class SmallModel:
     def specs(self) -> list:
         return list(parameter_table(self.config))
 
-    def build(self, positions: int = POSITIONS, recompute: bool = False, kernels=None, for_updates: bool = False):
+    def build(self, positions: int = POSITIONS, recompute: bool = False, operators=None, for_updates: bool = False):
         """(decoder, name -> Parameter) over an own copy of the weights, in graph mode on CPU.
 
-        kernels: those of the CPU by default.
+        operators: those of the CPU by default.
         """
         import mindspore
 
-        from mindrlhf import backend
+        from mindrlhf.backend.cpu import CPU
         from mindrlhf.models.decoder import Decoder
         from mindrlhf.models.initialize import build_parameters
 
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         parameters = build_parameters(self.specs, lambda spec: self.arrays[spec.name])
-        kernels = kernels or backend.kernels("CPU")
+        operators = operators or CPU.operators()
         how = {"recompute": recompute, "for_updates": for_updates}
-        return Decoder(self.config, parameters, kernels, positions, **how), parameters
+        return Decoder(self.config, parameters, operators, positions, **how), parameters
 
     def logits(self, ids, arrays: dict[str, np.ndarray] | None = None, **options) -> np.ndarray:
         """float64[S, vocab] of the oracle for one sequence; `arrays` replaces weights by our names."""

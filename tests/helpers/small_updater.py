@@ -35,10 +35,10 @@ class Subject:
         optimizer=OPTIMIZER,
         recompute=False,
         entropy_gradient=False,
-        kernels=None,
+        operators=None,
         chunk_numbers=CHUNK_NUMBERS,
     ):
-        self.decoder, self.parameters = model.build(recompute=recompute, kernels=kernels)
+        self.decoder, self.parameters = model.build(recompute=recompute, operators=operators)
         trained = [spec for spec in model.specs if spec.trains]
         self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in trained], trained)
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)

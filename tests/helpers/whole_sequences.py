@@ -33,7 +33,7 @@ class _Logits(nn.Cell):
         return self.decoder.logits(whole_sequences(self.decoder, ids))
 
 
-def compiled_logits(model, kernels=None):
+def compiled_logits(model, operators=None):
     """A small model's compiled form of whole sequences: (int[B, S]) -> float32[B, S, vocab]."""
-    graph = _Logits(model.build(kernels=kernels)[0])
+    graph = _Logits(model.build(operators=operators)[0])
     return lambda ids: graph(Tensor(ids.astype("int32"))).asnumpy().reshape((*ids.shape, -1))

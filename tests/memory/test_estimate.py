@@ -9,6 +9,7 @@ import jobs
 import pytest
 from workers import run_msrun
 
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.native import library
 from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
@@ -159,7 +160,7 @@ def test_dropout_takes_composed_layers_in_updates_alone_and_a_pass_for_old_log_p
 def test_a_phase_holds_what_it_needs_and_only_with_swap():
     plain, swapped = (work(settings=(f"memory.swap={swap}", "algorithm.beta=0.1")) for swap in (False, True))
     for phase, held in plain.rank_plan(0).phases.items():
-        away = residency.moving_roles(False, "CPU") - PHASES[phase].groups
+        away = residency.moving_roles(False, CPU) - PHASES[phase].groups
         assert set(held) == set(plain.rank_plan(0).roles) - away
     plan = swapped.rank_plan(0)
     for phase, held in plan.phases.items():

@@ -7,6 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
+from mindrlhf.backend.ascend import ASCEND
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.memory import FileStore, zero_parameter
 from mindrlhf.errors import UserError
 from mindrlhf.memory.residency import Residency, moving_roles
@@ -88,7 +90,7 @@ def test_only_what_has_changed_is_written(moving):
 
 
 def test_sizes_of_roles_are_reported_without_swap_too():
-    moving = Residency(lambda parameters: None, moving_roles(False, "Ascend"))
+    moving = Residency(lambda parameters: None, moving_roles(False, ASCEND))
     moving.add(REFERENCE_WEIGHTS, [parameter((64, 1024), "a")])
     moving.add(f"{MOMENTS}.0", [parameter((8, 1024), "b")])
     moving.add(f"{MOMENTS}.1", [parameter((8, 1024), "c")])
@@ -239,7 +241,7 @@ def test_without_swap_only_caches_come_and_go(tmp_path):
     cache, weight = parameter((1024, 2048), "cache"), parameter((64, 1024), "weight")
     gradient = parameter((64, 1024), "gradient")
     expected = weight.asnumpy().copy()
-    moving = Residency(lambda parameters: FileStore(parameters, tmp_path), moving_roles(False, "CPU"))
+    moving = Residency(lambda parameters: FileStore(parameters, tmp_path), moving_roles(False, CPU))
     moving.add(CACHE, [cache], zeros=True)
     moving.add(TRAIN, [weight])
     moving.add(GRADIENTS, [gradient])
@@ -261,7 +263,7 @@ def test_without_swap_only_caches_come_and_go(tmp_path):
 
 def test_phases_that_disturb_what_is_read_elsewhere():
     """Without swap those that change the weights; with swap all that move anything."""
-    still, moving = (Residency(lambda parameters: None, moving_roles(swap, "CPU")) for swap in (False, True))
+    still, moving = (Residency(lambda parameters: None, moving_roles(swap, CPU)) for swap in (False, True))
     saved = PHASES["save_checkpoint"].groups
     disturbing = {phase for phase in PHASES if still.disturbs(phase, saved)}
     assert disturbing == {"update_actor", "update_critic", "sync_ref", "load_checkpoint"}
@@ -274,7 +276,7 @@ def test_phases_that_disturb_what_is_read_elsewhere():
 def test_without_swap_everything_stays_on_a_device(tmp_path):
     weight = parameter((64, 1024))
     expected = weight.asnumpy().copy()
-    idle = Residency(lambda parameters: pytest.fail("opened a store"), moving_roles(False, "Ascend"))
+    idle = Residency(lambda parameters: pytest.fail("opened a store"), moving_roles(False, ASCEND))
     idle.add(TRAIN, [weight])
     idle.enter("gen")
     assert weight.asnumpy().tobytes() == expected.tobytes()

@@ -6,7 +6,7 @@ import reference_model
 from small_model import POSITIONS, Golden, SmallModel, log_softmax, small_config
 from whole_sequences import batch_inputs, compiled_logits
 
-from mindrlhf.backend import Kernels, cpu
+from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.model import Llama3Scaling
 from mindrlhf.models.rotary import rotary_table
 
@@ -75,7 +75,7 @@ def test_plain_form_gives_the_stored_logits_whatever_the_padding(golden):
 @pytest.mark.parametrize("name", ["qwen2_tiny_lora", "qwen3_tiny_lora"])
 def test_compositions_give_the_stored_logits_of_adapters(shared, name):
     golden = Golden.load(shared / "golden" / name)
-    got = compiled_logits(golden, Kernels(cpu))(right_padded(golden.sequences, np.zeros))
+    got = compiled_logits(golden, COMPOSED)(right_padded(golden.sequences, np.zeros))
     for row, logits in enumerate(golden.logits_of):
         np.testing.assert_allclose(got[row, : len(logits)], logits, rtol=0, atol=2e-5)
 

@@ -13,8 +13,10 @@ from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, nn, ops, se
 from small_model import SmallModel
 from whole_sequences import batch_inputs
 
-from mindrlhf.backend import Kernels, cpu, kernels, native
+from mindrlhf.backend import native
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.backend.cpu import CPU
+from mindrlhf.backend.operators import COMPOSED, Operators
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
@@ -33,9 +35,9 @@ WHOLE = ([P] * N, [R] * (N * G))
 
 
 @pytest.fixture(scope="module")
-def fused() -> Kernels:
-    found = kernels("CPU")
-    if found.fused is None:
+def fused() -> Operators:
+    found = CPU.operators()
+    if not found.fused:
         assert native.library().problem == "g++ is not installed"
         pytest.skip(f"the fused operators cannot be built here: {native.library().problem}")
     return found
@@ -74,7 +76,7 @@ class Gradients(nn.Cell):
 class Subject:
     """A decoder of one layer (two with FEW) without its embedding, and what its graph gives for x."""
 
-    def __init__(self, used: Kernels, case, recompute: bool = False):
+    def __init__(self, used: Operators, case, recompute: bool = False):
         set_context(mode=GRAPH_MODE, device_target="CPU")
         bias, norms, rank, adapter = case
         layers = 2 if adapter == FEW else 1  # each is compiled for seconds
@@ -111,7 +113,7 @@ def unused_rows(lengths) -> np.ndarray:
 
 @pytest.mark.parametrize("case", ALL_CASES)
 def test_fused_halves_equal_composed_ones(fused, case):
-    expected, found, again = Subject(Kernels(cpu), case), Subject(fused, case), Subject(fused, case, recompute=True)
+    expected, found, again = Subject(COMPOSED, case), Subject(fused, case), Subject(fused, case, recompute=True)
     assert found.decoder.fused
     for lengths in (PADDED, WHOLE):
         composed, values = expected(lengths), found(lengths)
@@ -137,7 +139,7 @@ def test_a_decoded_position_equals_the_composed_one(fused, case):
     """Its output, and what it writes to the caches."""
     slots, size = 5, 24
     found = []
-    for used in (fused, Kernels(cpu)):
+    for used in (fused, COMPOSED):
         subject = Subject(used, case)
         config = subject.model.config
         shape = (slots, config.num_kv_heads, size, config.head_dim)
@@ -175,7 +177,7 @@ PRINT_BYTES = "from test_halves import *; print_bytes()"
 
 def print_bytes() -> None:
     digest = hashlib.sha256()
-    for array in Subject(kernels("CPU"), (True, True, 0, Adapter(8, 8)))(PADDED).values():
+    for array in Subject(CPU.operators(), (True, True, 0, Adapter(8, 8)))(PADDED).values():
         digest.update(array.tobytes())
     print(digest.hexdigest())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_model import log_softmax
 
 from mindrlhf.backend import read, write
-from mindrlhf.backend.native.operators import operators
+from mindrlhf.backend.native.operators import open_operators
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues, chunk_count
 from mindrlhf.models.weight import collect_gradients
 
@@ -31,9 +31,9 @@ def entropy_gradient(request):
 
 @pytest.fixture(scope="module", params=["composed", "fused"])
 def fused(request):
-    if request.param == "fused" and operators() is None:
+    if request.param == "fused" and open_operators() is None:
         pytest.skip("the fused operators cannot be built here")
-    return operators() if request.param == "fused" else None
+    return open_operators() if request.param == "fused" else None
 
 
 @pytest.fixture(
@@ -52,7 +52,7 @@ def run(request, entropy_gradient, fused):
     class Weighted(nn.Cell):
         def __init__(self):
             super().__init__()
-            log_probs = TokenLogProbs(TEMPERATURE, request.param, entropy_gradient=entropy_gradient, fused=fused)
+            log_probs = TokenLogProbs(TEMPERATURE, request.param, entropy_gradient=entropy_gradient, operators=fused)
             self.head = CollectingHead(VOCABULARY, WIDTH, log_probs)
             self.used = Tensor(USED.astype(np.int32))
 

@@ -9,6 +9,7 @@ from small_model import POSITIONS, small_config
 
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.checkpoint.open import Weights
@@ -37,7 +38,7 @@ def opened(tmp_path):
         paths = dict.fromkeys(("policy_path", "reference_path", "critic_path", "teacher")) | paths
         config = load_grpo_config(None, [*SETTINGS, *settings])
         job = SimpleNamespace(config=config, model=model, train=yaml, infer=yaml, **paths)
-        memory = Residency(lambda parameters: backend.memory.open_store("CPU", parameters, tmp_path))
+        memory = Residency(lambda parameters: backend.memory.open_store(CPU, parameters, tmp_path))
         parts = open_parts(job, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory, True)
         rng = np.random.default_rng(0)
         for spec in parts.policy.partition.trained:  # as after some updates

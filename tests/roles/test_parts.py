@@ -11,6 +11,7 @@ from small_model import POSITIONS, small_config
 from mindrlhf import backend
 from mindrlhf.backend import native
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.native import packing
 from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.loading import load_grpo_config
@@ -41,7 +42,7 @@ def opened(tmp_path):
             infer=yaml,
             **paths,
         )
-        memory = Residency(lambda parameters: backend.memory.open_store("CPU", parameters, tmp_path))
+        memory = Residency(lambda parameters: backend.memory.open_store(CPU, parameters, tmp_path))
         return open_parts(job, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory, generates), memory
 
     return open_with

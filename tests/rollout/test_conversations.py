@@ -9,7 +9,7 @@ from scripted_partner import ScriptedPartner, answer, first_words
 from slow_cases import few_of
 from step_parts import on_ranks
 
-from mindrlhf.backend import Kernels, cpu
+from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.rollout.partner import Reply, SharedPartner
 
 LIMIT, SAMPLES, BUCKET = 40, 3, 16  # every length of the cache is a graph
@@ -19,7 +19,7 @@ HOW = {"fused": {}, "filtered": PENALISED, "composed": {}, "greedy": {"temperatu
 
 @pytest.fixture(scope="module")
 def subjects():
-    return {"composed": Subject.random(Kernels(cpu))} | dict.fromkeys(("fused", "filtered", "greedy"), Subject.random())
+    return {"composed": Subject.random(COMPOSED)} | dict.fromkeys(("fused", "filtered", "greedy"), Subject.random())
 
 
 def generate(engine, subject, partner):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mindrlhf.backend import cpu
-from mindrlhf.backend.native.operators import operators
+from mindrlhf.backend.native.operators import open_operators
+from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.training.optimizer import AdamW
@@ -60,14 +60,14 @@ class Reference:
 class Subject:
     """An optimizer over one parameter of each kind."""
 
-    def __init__(self, settings, block_numbers=None, kernels=cpu):
+    def __init__(self, settings, block_numbers=None, operators=COMPOSED):
         import mindspore
         from mindspore import Parameter, Tensor
 
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         self.parameters = {k: Parameter(Tensor(v.astype(np.float32)), name=k) for k, v in start().items()}
         self.optimizer = AdamW(
-            settings, list(self.parameters.values()), specs(), block_numbers=block_numbers, kernels=kernels
+            settings, list(self.parameters.values()), specs(), block_numbers=block_numbers, operators=operators
         )
 
     def accumulate(self, gradients):
@@ -90,17 +90,17 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module", params=["composed", "fused"])
-def kernels(request):
+def operators(request):
     """What the optimizer's graphs are built from."""
     if request.param == "composed":
-        return cpu
-    return operators() or pytest.skip("the fused operators cannot be built here")  # tests/backend says why
+        return COMPOSED
+    return open_operators() or pytest.skip("the fused operators cannot be built here")  # tests/backend says why
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["unclipped", "clipped"])
-def test_several_updates_are_those_of_the_paper(kernels, settings):
+def test_several_updates_are_those_of_the_paper(operators, settings):
     """The third is at rate 0, which moves the moments only; the fourth has a small gradient that is not clipped."""
-    subject, reference = Subject(settings, kernels=kernels), Reference(settings, start())
+    subject, reference = Subject(settings, operators=operators), Reference(settings, start())
     for step, (rate, scale) in enumerate(
         [(1e-2, 1.0), (3e-2, 10.0), (0.0, 1.0), (1e-2, 0.02), (2e-2, 1.0), (2e-2, 3.0)]
     ):
@@ -122,9 +122,9 @@ def test_several_updates_are_those_of_the_paper(kernels, settings):
 
 
 @pytest.fixture(scope="module")
-def twins(kernels):
+def twins(operators):
     """Two optimizers in the same state, one update old."""
-    twins = Subject(SETTINGS[0], kernels=kernels), Subject(SETTINGS[0], kernels=kernels)
+    twins = Subject(SETTINGS[0], operators=operators), Subject(SETTINGS[0], operators=operators)
     for twin in twins:
         twin.accumulate(gradients_of(50))
         twin.optimizer.step(1e-2)
@@ -166,8 +166,8 @@ def assert_same_state(subject, other):
             np.testing.assert_array_equal(mine, its)
 
 
-def test_a_gradient_of_zero_decays_matrices_only(kernels):
-    subject = Subject(OptimizerSettings(weight_decay=0.5), kernels=kernels)
+def test_a_gradient_of_zero_decays_matrices_only(operators):
+    subject = Subject(OptimizerSettings(weight_decay=0.5), operators=operators)
     before = {kind: np.array(p.asnumpy()) for kind, p in subject.parameters.items()}
     assert subject.optimizer.step(0.1).grad_norm == 0
     for kind, parameter in subject.parameters.items():
@@ -186,8 +186,8 @@ def test_buffers_are_named_after_their_weights(twins):
         assert not any(buffer.requires_grad for buffer in group)
 
 
-def test_updates_in_blocks_are_the_same_bits(kernels):
-    whole, parts = (Subject(OptimizerSettings(), numbers, kernels) for numbers in (None, 20))
+def test_updates_in_blocks_are_the_same_bits(operators):
+    whole, parts = (Subject(OptimizerSettings(), numbers, operators) for numbers in (None, 20))
     assert whole.optimizer.blocks == ((0, 1, 2, 3, 4),)
     assert parts.optimizer.blocks == ((0, 1), (2,), (3,), (4,))
     used = []

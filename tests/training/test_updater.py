@@ -23,8 +23,8 @@ from small_updater import (
 from whole_sequences import whole_sequences
 
 from mindrlhf import backend
-from mindrlhf.backend import Kernels, cpu
 from mindrlhf.backend.compile.graph import compile_seconds
+from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.grpo import OptimizerSettings, SamplingSettings
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.training.batch import SequenceGroup, cut
@@ -87,7 +87,7 @@ def plain(model, step):
             losses, _ = self.losses((log_probs, log_probs), mask, advantages, old, reference)
             return (losses * weights).sum(), log_probs
 
-    decoder, parameters = model.build(kernels=Kernels(cpu))
+    decoder, parameters = model.build(operators=COMPOSED)
     names = list(parameters)
     gradient = ops.value_and_grad(
         Plain(decoder, clip_and_kl()), None, ParameterTuple([parameters[name] for name in names]), has_aux=True

@@ -1,8 +1,8 @@
 """Communication between ranks on NumPy arrays, the same on CPU and Ascend.
 
 All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A group is a sequence of
-ascending global ranks that contains the caller; None is all ranks. On CPU everything goes over the job's own sockets
-(`tcp.Channels`), on Ascend through MindSpore's library; that has not been run on Ascend.
+ascending global ranks that contains the caller; None is all ranks. By `Device.collectives` everything goes over the
+job's own sockets (`tcp.Channels`), or through MindSpore's library; that has not been run on Ascend.
 """
 
 import functools
@@ -15,6 +15,8 @@ import numpy as np
 
 from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
 from mindrlhf.backend.comm.tcp import SocketPeers
+from mindrlhf.backend.device import SOCKETS
+from mindrlhf.backend.devices import find_device
 
 BUCKET_BYTES = 4 << 20  # of one transfer by MindSpore, which keeps whole copies of each message
 SMALL_BYTES = 1 << 16  # fits in any socket's buffer
@@ -25,6 +27,11 @@ class Collectives:
 
     def __init__(self, world):
         self.world = world
+
+    @property
+    def by_library(self) -> bool:
+        """True if MindSpore's library moves the arrays, and not the job's own sockets."""
+        return find_device(self.world.device_target).collectives != SOCKETS
 
     def all_reduce_sum(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
         """Sum small arrays over the group in rank order: equal bits on every rank."""
@@ -42,7 +49,7 @@ class Collectives:
         if array.dtype.hasobject:
             raise TypeError("an array of Python objects has no bytes to send: use all_gather_object")
         data = np.ascontiguousarray(array).reshape(-1).view(np.int8)
-        if self.world.device_target == "Ascend":
+        if self.by_library:
             gathered = _gather_by_library(data, _group_name(ranks, self.world.size), len(ranks))
         else:
             gathered = gather_over(self.world.channels.gathers, data, ranks, self.world.rank)
@@ -74,9 +81,9 @@ class Collectives:
     def peers(self) -> Peers:
         """Return connections between pairs of ranks.
 
-        On Ascend all ranks make the first call together.
+        With a library all ranks make the first call together.
         """
-        if self.world.device_target == "Ascend" and self.world.size > 1:
+        if self.by_library and self.world.size > 1:
             return _library_peers(self.world.rank, self.world.size)
         return self.world.channels.messages
 

@@ -15,7 +15,7 @@ from mindspore import Tensor, nn, ops
 from mindrlhf.backend.comm.collectives import Collectives, gather_over
 from mindrlhf.backend.comm.shared_memory import share_memory
 from mindrlhf.backend.compile.graph import PythonCell
-from mindrlhf.backend.native.operators import operators
+from mindrlhf.backend.devices import find_device
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
@@ -26,10 +26,10 @@ def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell 
     """
     if len(group) == 1:
         return nn.Identity()
-    if collectives.world.device_target == "Ascend":
+    if collectives.by_library:
         return ops.AllReduce(group=collectives.graph_group(group))
     if share_memory(collectives.world, tuple(group)):
-        return operators().shared_sum(group)
+        return find_device(collectives.world.device_target).operators().shared_sum(group)
     return SocketSum(collectives.world, group)
 
 

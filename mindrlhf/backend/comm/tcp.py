@@ -20,6 +20,7 @@ from mindrlhf.errors import UserError
 
 # A wait for a message gives up after this time: a rank may compile, score or save for long, but none waits for ever.
 MESSAGE_LIMIT_S = 7200
+RANK_TIMEOUT_S = 600.0  # limit for a rank that stands still: the default of `trainer.rank_timeout_s`
 
 _LENGTH = struct.Struct("!q")
 _HELLO = struct.Struct("!iB32s")  # the caller's rank, the channel, and the secret of the rank that is called

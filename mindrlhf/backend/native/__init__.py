@@ -1,8 +1,7 @@
 """Fused CPU operators in C++, built on this machine at first use.
 
-`library()` returns the built file, or the reason that it is missing; `operators` makes MindSpore operators of it,
-including functions of `backend.cpu`. If they cannot be built, `backend.cpu` is used, which is slower and gives the same
-numbers up to rounding.
+`library()` returns the built file, or the reason that it is missing; `operators` makes MindSpore operators of it. If it
+cannot be built, the composed operators are used, which are slower and give the same numbers up to rounding.
 """
 
 import ctypes

@@ -210,13 +210,6 @@ int decode_logits_of(void **params, int *ndims, int64_t **shapes) {
 
 }  // namespace
 
-// Defines the entry points of a decode step's operator: for weights of float, bfloat16 and int8 numbers.
-#define DECODE_ENTRY_POINTS(name)                                                                           \
-  ENTRY_POINTS(name)                                                                                        \
-  extern "C" int name##_int8(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) { \
-    return name##_of<Int8>(params, ndims, shapes);                                                          \
-  }
-
 DECODE_ENTRY_POINTS(decode_attention_half)
 DECODE_ENTRY_POINTS(decode_feed_forward_half)
 DECODE_ENTRY_POINTS(decode_logits)

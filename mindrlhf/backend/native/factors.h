@@ -186,13 +186,4 @@ Names<const Number *> matrix_factors(const Given<Names, Input> &given, Number *m
   }
 }
 
-// Defines the entry points of the operator name_of<Number>: `name` for float and `name_bfloat16` for bfloat16 factors.
-#define ENTRY_POINTS(name)                                                                                      \
-  extern "C" int name(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {            \
-    return name##_of<float>(params, ndims, shapes);                                                                 \
-  }                                                                                                                 \
-  extern "C" int name##_bfloat16(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) { \
-    return name##_of<BFloat16>(params, ndims, shapes);                                                              \
-  }
-
 }  // namespace

@@ -1,9 +1,9 @@
 // Fused operators of the transformer and its losses for MindSpore's CPU backend. Arrays are float32. Factors of products are
 // float32, or bfloat16 in operators whose names end in _bfloat16; products accumulate in float32.
 //
-// Every entry point has the signature of MindSpore's ahead-of-time custom operators: inputs, then outputs, as pointers
-// with their shapes. Arrays are dense and row-major. One thread computes each output row in one order, so results do not
-// depend on the number of threads. The Python side (`operators.py`) explains shapes and meaning.
+// An operator (`entry_points.h`) takes its inputs, then its outputs, as pointers with their shapes. Arrays are dense and
+// row-major. One thread computes each output row in one order, so results do not depend on the number of threads. The
+// Python side (`operators.py`) has the shapes of results, and `backend/operators.py` the meaning.
 
 #include "attention_half.h"
 #include "decode.h"

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "entry_points.h"
+
 namespace {
 
 // The numbers of a half. prefix, samples, completion: most positions of a prompt, completions per prompt, most positions of

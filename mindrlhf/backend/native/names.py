@@ -1,4 +1,4 @@
-"""Structs of `names.h`: the C++ operators' names of numbers and arrays."""
+"""Names in C++: entry points of operators, and structs of `names.h`."""
 
 import functools
 import re
@@ -8,6 +8,12 @@ from pathlib import Path
 import numpy as np
 
 HEADER = Path(__file__).with_name("names.h")
+# Macro that defines an operator's entry points -> dtypes of the products that they are for.
+MACROS = {
+    "ENTRY_POINT": ("float32",),
+    "ENTRY_POINTS": ("float32", "bfloat16"),
+    "DECODE_ENTRY_POINTS": ("float32", "bfloat16", "int8"),
+}
 NUMBERS = {"int32_t": np.int32, "float": np.float32}
 
 
@@ -19,6 +25,13 @@ def structs() -> dict[str, dict[str, str]]:
         members = (line.strip().rstrip(";").partition(" ") for line in body.splitlines())
         found[name] = {member.strip(): kind for kind, _, names in members for member in names.split(",")}
     return found
+
+
+@functools.cache
+def entry_points() -> dict[str, tuple[str, ...]]:
+    """Read the operators that the headers declare, with their dtypes."""
+    text = "".join(path.read_text() for path in sorted(HEADER.parent.glob("*.h")))
+    return {name: MACROS[macro] for macro, name in re.findall(r"^(\w*ENTRY_POINTS?)\((\w+)\)", text, re.MULTILINE)}
 
 
 def members(struct: str) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ One thread computes a row of a result, always in the same order: results do not 
 """
 
 import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -17,128 +19,147 @@ from mindspore.common.dtype import float32, int32
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.native import library, names
+from mindrlhf.backend.operators import ComposedOperators, Operators
 
 ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS = names.members("AttentionWeights"), names.members("FeedForwardWeights")
 
 
-class Operators:
-    """Operators of the library at `path`.
+@dataclass(frozen=True)
+class EntryPoint:
+    """Entry point in C++ (`names.entry_points`).
 
-    dtype: input dtype of products, float32 or bfloat16; weights: dtype in decode steps, one of these or int8. Shapes
-    and dtypes of results are functions of the inputs' shapes and dtypes.
+    Shapes and dtypes of its results are functions of the inputs'.
     """
 
-    def __init__(self, path: str, dtype: str = "float32", weights: str = "float32"):
-        self.weights = weights
+    name: str
+    shapes: Callable
+    dtypes: Callable = lambda *inputs: inputs[0]
 
-        def operator(name, shapes, dtypes=lambda *inputs: inputs[0]):
-            return ops.Custom(f"{path}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
 
-        def products(name, *results, dtype=dtype):
-            return operator(name if dtype == "float32" else f"{name}_{dtype}", *results)
+def _float32s(count: int):
+    return lambda *_: (float32,) * count
 
-        decoding = functools.partial(products, dtype=weights)
 
-        self.linear = products("linear", lambda x, w: [x[0], w[0]])
-        self._rms_norm = _RmsNorm(
-            operator("rms_norm", lambda x, w, eps: x),
-            operator("rms_norm_gradient", lambda dy, x, w, eps: (x, w), lambda dy, *_: (dy, dy)),
-        )
-        halves = (
-            ("attention", _attention_shapes, _attention_gradient_shapes, slice(1, 5), 6, 7),
-            ("feed_forward", _feed_forward_shapes, _feed_forward_gradient_shapes, slice(1, 3), 3, 4),
-        )
-        self._halves = {
-            (name, again): _Half(
-                products(f"{name}_half", shapes, _float32s(outputs)),
-                products(f"{name}_half_gradient", gradients, _float32s(between)),
-                kept,
-                again,
-            )
-            for name, shapes, gradients, kept, outputs, between in halves
-            for again in (False, True)
-        }
-        self._decode_attention = decoding("decode_attention_half", lambda x, *_: x)
-        self._decode_feed_forward = decoding("decode_feed_forward_half", lambda x, *_: x)
-        self.decode_logits = decoding("decode_logits", lambda x, head: [x[0], head[0]])
-        self._tokens = decoding(
+def _attention_shapes(x, cos, sin, positions, asking, lengths, numbers, norm, wq, wk, *_):
+    query, key = [asking[0], wq[0]], [x[0], wk[0]]
+    return [asking[0], x[1]], query, key, key, query, key
+
+
+def _attention_gradient_shapes(*inputs):
+    y, query, key, *_ = _attention_shapes(*inputs)
+    return inputs[0], inputs[0], query, key, key, key, y
+
+
+def _feed_forward_shapes(x, lengths, numbers, norm, w1, *_):
+    return x, [x[0], w1[0]], [x[0], w1[0]]
+
+
+def _feed_forward_gradient_shapes(*inputs):
+    x, gate, _ = _feed_forward_shapes(*inputs)
+    return x, x, gate, x
+
+
+STAY_COMPOSED = "linear_bias rotary swiglu group_view group_attention decode_view decode_attention"
+# Every operator of `backend.operators` -> its entry points; none for those that stay composed.
+DECLARED: Mapping[str, tuple[EntryPoint, ...]] = {
+    **dict.fromkeys(STAY_COMPOSED.split(), ()),
+    "linear": (EntryPoint("linear", lambda x, w: [x[0], w[0]]),),
+    "rms_norm": (
+        EntryPoint("rms_norm", lambda x, w, eps: x),
+        EntryPoint("rms_norm_gradient", lambda dy, x, w, eps: (x, w), lambda dy, *_: (dy, dy)),
+    ),
+    "half": (
+        EntryPoint("attention_half", _attention_shapes, _float32s(6)),
+        EntryPoint("attention_half_gradient", _attention_gradient_shapes, _float32s(7)),
+        EntryPoint("feed_forward_half", _feed_forward_shapes, _float32s(3)),
+        EntryPoint("feed_forward_half_gradient", _feed_forward_gradient_shapes, _float32s(4)),
+    ),
+    "decode_attention_half": (EntryPoint("decode_attention_half", lambda x, *_: x),),
+    "decode_feed_forward_half": (EntryPoint("decode_feed_forward_half", lambda x, *_: x),),
+    "decode_logits": (EntryPoint("decode_logits", lambda x, head: [x[0], head[0]]),),
+    "decode_tokens": (
+        EntryPoint(
             "decode_tokens",
             lambda *inputs: (*(inputs[8],) * 3, [3]),  # shapes of the context
             lambda *_: (int32, float32, float32, int32),
-        )
-        self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
-        self._squared_norm = operator("squared_norm", lambda *_: [1])
-        self._adamw = operator("adamw", lambda *_: [1])
-        self._shared_sum = operator("shared_sum", lambda x, ranks: x)
-        # Without it, independent sums would run in any order, and ranks that begin different sums would wait forever.
-        self._shared_sum.add_prim_attr("side_effect_io", True)
-        self.token_log_probs = products(
+        ),
+    ),
+    "admit": (EntryPoint("admit", lambda *_: [1], lambda *_: float32),),
+    "token_log_probs": (
+        EntryPoint(
             "token_log_probs",
             lambda hidden, head, *_: (*([hidden[0]],) * 3, [hidden[0], head[0]]),
             _float32s(4),
-        )
-        self.token_log_probs_gradient = products("token_log_probs_gradient", lambda hidden, *_: hidden)
+        ),
+    ),
+    "token_log_probs_gradient": (EntryPoint("token_log_probs_gradient", lambda hidden, *_: hidden),),
+    "squared_norm": (EntryPoint("squared_norm", lambda *_: [1]),),
+    "adamw": (EntryPoint("adamw", lambda *_: [1]),),
+    "shared_sum": (EntryPoint("shared_sum", lambda x, ranks: x),),
+}
+KEPT = {"attention_half": slice(1, 5), "feed_forward_half": slice(1, 3)}  # outputs that a half's gradient takes
+
+
+class NativeOperators(Operators):
+    """Operators of the library at `path`.
+
+    dtype: input dtype of products, float32 or bfloat16; weights: dtype in decode steps, one of these or int8.
+    """
+
+    fused = True
+
+    def __init__(self, path: str, dtype: str = "float32", weights: str = "float32", packs_cache: bool = False):
+        self.weights, self.packs_cache = weights, packs_cache
+        variants = names.entry_points()
+
+        def opened(entry: EntryPoint) -> ops.Custom:
+            kind = weights if "int8" in variants[entry.name] else dtype
+            suffix = "" if kind == "float32" or len(variants[entry.name]) == 1 else f"_{kind}"
+            where = f"{path}:{entry.name}{suffix}"
+            return ops.Custom(where, out_shape=entry.shapes, out_dtype=entry.dtypes, func_type="aot")
+
+        custom = {entry.name: opened(entry) for entries in DECLARED.values() for entry in entries}
+        self.linear, self.decode_logits = custom["linear"], custom["decode_logits"]
+        self.token_log_probs = custom["token_log_probs"]
+        self.token_log_probs_gradient = custom["token_log_probs_gradient"]
+        self._rms_norm = _RmsNorm(custom["rms_norm"], custom["rms_norm_gradient"])
+        self._halves = {
+            (name, again): _Half(custom[name], custom[f"{name}_gradient"], kept, again)
+            for name, kept in KEPT.items()
+            for again in (False, True)
+        }
+        self._decode_attention = custom["decode_attention_half"]
+        self._decode_feed_forward = custom["decode_feed_forward_half"]
+        self._tokens, self._admit = custom["decode_tokens"], custom["admit"]
+        self._squared_norm, self._adamw = custom["squared_norm"], custom["adamw"]
+        self._shared_sum = custom["shared_sum"]
+        # Without it, independent sums would run in any order, and ranks that begin different sums would wait forever.
+        self._shared_sum.add_prim_attr("side_effect_io", True)
+
+    @property
+    def composed(self) -> ComposedOperators:
+        return ComposedOperators(weights=self.weights)
 
     def shared_sum(self, group) -> "_SharedSum":
-        """Return a sum over ranks that share memory (`comm.shared_memory`)."""
         return _SharedSum(self._shared_sum, group)
 
     def rms_norm(self, x, weight, eps):
         return self._rms_norm(x, weight, numbers_of("NormNumbers", (("epsilon", eps),)))
 
     def half(self, name: str, recompute: bool) -> "_Half":
-        """Return a half of a layer, "attention" or "feed_forward".
+        return self._halves[f"{name}_half", recompute]
 
-        recompute: see `_Half`.
-        """
-        return self._halves[name, recompute]
-
-    def decode_attention(self, x, weights, positions, numbers, key_cache, value_cache):
-        """Run the attention half for one new position of each slot.
-
-        Keys and values are written to the caches.
-        x: [B, hidden]; weights: the model's weights among `ATTENTION_WEIGHTS`; positions: tables of cos and sin
-        [positions, D], places in the cache int32[B], and rows of the tables int32[B]; numbers: of `HalfNumbers`;
-        caches: [B, K, S, D]. Returns [B, hidden].
-        """
+    def decode_attention_half(self, x, weights, positions, numbers, key_cache, value_cache):
         numbers = numbers_of("HalfNumbers", numbers)
         return self._decode_attention(x, *positions, numbers, key_cache, value_cache, *weights)
 
-    def decode_feed_forward(self, x, weights, numbers):
-        """Run the feed-forward half for one new position of each slot.
-
-        The map is [B, hidden] -> [B, hidden].
-        """
+    def decode_feed_forward_half(self, x, weights, numbers):
         return self._decode_feed_forward(x, numbers_of("HalfNumbers", numbers), *weights)
 
     def admit(self, slots, rows, limit, prefilled, caches):
-        """Copy row `rows[i]` of prefilled caches to slot `slots[i]`, int32[A] each.
-
-        `prefilled` are [N, K, P, D], the caches [B, K, S, D]. Content after the first `limit` positions stays.
-        """
         return self._admit(slots, rows, numbers_of("AdmitNumbers", (("limit", limit),)), *prefilled, *caches)
 
     def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers):
-        """Draw up to n tokens of each slot.
-
-        The tokens are the same that `models.decoder.Decoder` and `rollout.sampling.Sampler` draw one by one; a slot
-        that has drawn a stop token draws no more.
-
-        slots: int32[B] each: the last token, its place in the cache, its position in the sequence (of its rotary
-            angle), the number of tokens still to come (0: an empty slot), the number of next tokens that must not be a
-            stop token, the slot that holds the prompt, and the prompt's positions there; int32[3]: the number of active
-            slots at which no further token begins, a slot's first position after the longest prompt, and the most
-            steps; int32[B, n]: context tokens, which are taken as they are and never end a slot, -1 where a token is
-            drawn; and int32[B, h]: texts to search for drafts of the next tokens (see `rollout.drafts`), -1 for none. A
-            step draws one token of a slot, plus its draft's.
-        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: embeddings [V, hidden].
-        angles: tables of cos and sin [positions, D]; norm: the final norm's weight; head: [V, hidden].
-        layers: one flat tuple of each layer's attention weights, caches and feed-forward weights.
-        given: for each half the bits of its weights, as in `HalfNumbers`. numbers: of `DecodeNumbers`.
-
-        Returns tokens int32[B, n] (-1 for none), behaviour and policy log-probs [B, n] (0 without a draw), and
-        int32[3]: steps, draft tokens, and accepted draft tokens. Drafts change no token and no log-prob.
-        """
         fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given))
         return self._tokens(*slots, uniform, stop_ids, *fixed, *layers)
 
@@ -151,13 +172,15 @@ class Operators:
 
 
 @functools.cache
-def operators(dtype: str = "float32", weights: str | None = None) -> Operators | None:
+def open_operators(
+    dtype: str = "float32", weights: str | None = None, packs_cache: bool = False
+) -> NativeOperators | None:
     """Open the built operators; None if they could not be built.
 
-    dtype, weights: see `Operators`; `weights` is `dtype` by default.
+    dtype, weights: see `NativeOperators`; `weights` is `dtype` by default.
     """
     path = library().path
-    return Operators(str(path), dtype, weights or dtype) if path else None
+    return NativeOperators(str(path), dtype, weights or dtype, packs_cache) if path else None
 
 
 @constexpr
@@ -236,26 +259,3 @@ class _Half(nn.Cell):
         kept = out[self.first_kept : self.end_kept]
         d_x = self.gradient(x, *places, *weights, *kept, d_out[0], *buffers)[0]
         return d_x, places, weights, buffers, ops.depend(trigger, d_x)
-
-
-def _float32s(count: int):
-    return lambda *_: (float32,) * count
-
-
-def _attention_shapes(x, cos, sin, positions, asking, lengths, numbers, norm, wq, wk, *_):
-    query, key = [asking[0], wq[0]], [x[0], wk[0]]
-    return [asking[0], x[1]], query, key, key, query, key
-
-
-def _attention_gradient_shapes(*inputs):
-    y, query, key, *_ = _attention_shapes(*inputs)
-    return inputs[0], inputs[0], query, key, key, key, y
-
-
-def _feed_forward_shapes(x, lengths, numbers, norm, w1, *_):
-    return x, [x[0], w1[0]], [x[0], w1[0]]
-
-
-def _feed_forward_gradient_shapes(*inputs):
-    x, gate, _ = _feed_forward_shapes(*inputs)
-    return x, x, gate, x

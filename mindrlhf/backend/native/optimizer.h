@@ -34,10 +34,8 @@ std::vector<Part> parts_of(int tensors, const int *ndims, int64_t **shapes, At a
 
 }  // namespace
 
-extern "C" {
-
 // Computes the sum of all squares: tensors of any shapes -> [1].
-int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+ENTRY_POINT(squared_norm) {
   auto p = reinterpret_cast<float **>(params);
   const std::vector<Part> parts = parts_of(nparam - 1, ndims, shapes, [](int i) { return i; });
   std::vector<double> sums(parts.size(), 0.0);
@@ -54,7 +52,7 @@ int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const 
 
 // Updates parameters: UpdateNumbers; layout int32[2 * n]: for each parameter the first row of its gradient that belongs to
 // it, and whether it decays; n each of parameters, first moments, second moments, gradients (all overwritten) -> [1].
-int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+ENTRY_POINT(adamw) {
   auto p = reinterpret_cast<float **>(params);
   const int32_t *layout = static_cast<const int32_t *>(params[1]);
   const UpdateNumbers n = *static_cast<const UpdateNumbers *>(params[0]);
@@ -86,5 +84,3 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
   p[nparam - 1][0] = n.rate;
   return 0;
 }
-
-}  // extern "C"

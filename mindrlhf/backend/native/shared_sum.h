@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "entry_points.h"
 #include "team.h"
 
 namespace {
@@ -129,8 +130,10 @@ int join_shared_group(const int32_t *ranks, int size, int own, int file) {
   return 0;
 }
 
+}  // extern "C"
+
 // Sums over a group: x [...], ranks int32[size] of a group that this process has joined -> the sum of x.
-int shared_sum(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+ENTRY_POINT(shared_sum) {
   const auto ranks = static_cast<const int32_t *>(params[1]);
   for (SharedGroup *group : shared_groups) {
     if (!std::equal(group->ranks.begin(), group->ranks.end(), ranks, ranks + shapes[1][0])) continue;
@@ -139,5 +142,3 @@ int shared_sum(int, void **params, int *ndims, int64_t **shapes, const char **, 
   }
   return 1;
 }
-
-}  // extern "C"

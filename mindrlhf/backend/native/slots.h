@@ -211,12 +211,10 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
 
 }  // namespace
 
-extern "C" {
-
 // Copies the first positions of row rows[i] of each array of prompts to slot slots[i] of the array's cache. Inputs: slots,
 // rows int32[A]; AdmitNumbers; n arrays of keys or values of prompts [N, K, P, d]; n caches [B, K, S, d], or
 // int32[B, K, S, d / 2] of bfloat16 numbers. Output: [1].
-int admit(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+ENTRY_POINT(admit) {
   auto p = reinterpret_cast<float **>(params);
   auto rounded = reinterpret_cast<BFloat16 **>(params);
   auto integers = reinterpret_cast<int32_t **>(params);
@@ -236,5 +234,3 @@ int admit(int nparam, void **params, int *, int64_t **shapes, const char **, voi
   p[nparam - 1][0] = 0;
   return 0;
 }
-
-}  // extern "C"

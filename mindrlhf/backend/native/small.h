@@ -29,10 +29,8 @@ int linear_of(void **params, int *, int64_t **shapes) {
 
 ENTRY_POINTS(linear)
 
-extern "C" {
-
 // Computes the norm: x [..., H], weight [H], NormNumbers -> x * weight / sqrt(mean(x^2) + eps).
-int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+ENTRY_POINT(rms_norm) {
   auto p = reinterpret_cast<float **>(params);
   const float epsilon = static_cast<const NormNumbers *>(params[2])->epsilon;
   const int64_t size = shapes[1][0], rows = count(shapes[0], ndims[0]) / size;
@@ -42,7 +40,7 @@ int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, vo
 }
 
 // Computes the norm's gradient: dy, x [..., H], weight [H], NormNumbers -> dx, dweight [H].
-int rms_norm_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+ENTRY_POINT(rms_norm_gradient) {
   auto p = reinterpret_cast<float **>(params);
   const float epsilon = static_cast<const NormNumbers *>(params[3])->epsilon;
   const int64_t size = shapes[2][0], rows = count(shapes[0], ndims[0]) / size;
@@ -58,5 +56,3 @@ int rms_norm_gradient(int, void **params, int *ndims, int64_t **shapes, const ch
   }
   return 0;
 }
-
-}  // extern "C"

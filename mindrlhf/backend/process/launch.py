@@ -21,10 +21,10 @@ from mindrlhf.backend.comm.membership import Membership, join
 from mindrlhf.backend.comm.point_to_point import PeerGone
 from mindrlhf.backend.comm.scheduler import run_scheduler
 from mindrlhf.backend.comm.shared_memory import host
-from mindrlhf.backend.comm.tcp import MESSAGE_LIMIT_S, NO_CHANNELS, Channels
+from mindrlhf.backend.comm.tcp import MESSAGE_LIMIT_S, NO_CHANNELS, RANK_TIMEOUT_S, Channels
+from mindrlhf.backend.device import SOCKETS, Device, DeviceOptions
+from mindrlhf.backend.devices import find_device
 from mindrlhf.backend.process.msrun import find_msrun
-from mindrlhf.configs.model_yaml import ContextSettings
-from mindrlhf.configs.run import RANK_TIMEOUT_S
 from mindrlhf.errors import UserError
 
 # Limit for all processes to meet; MindSpore's own limit is half an hour.
@@ -118,7 +118,7 @@ def launch(
     *,
     worker_count: int | None = None,
     layout_source: str = "parallel_config",
-    context: ContextSettings | None = None,
+    context: DeviceOptions | None = None,
     rank_timeout_s: float = RANK_TIMEOUT_S,
 ) -> World:
     """Prepare this process to compute: threads, device, graph mode, communication.
@@ -140,16 +140,17 @@ def launch(
             f"but it is {size} here: change the layout or start with "
             f"`msrun --worker_num={worker_count} --local_worker_num={worker_count}`"
         )
+    device = find_device(device_target)
     os.environ.setdefault("GLOG_v", "3")
     if role == "MS_SCHED":
-        sys.exit(_schedule(device_target, size, rank_timeout_s))
+        sys.exit(_schedule(device, size, rank_timeout_s))
     _check_addresses()
     _choose_threads(size, started_by_msrun=bool(role))
-    _choose_device(device_target, context or ContextSettings(), alone=size == 1)
+    _choose_device(device, context, alone=size == 1)
     if size == 1:
         return World(rank=0, size=1, device_target=device_target)
-    if device_target == "Ascend":
-        return join_library("hccl")
+    if device.collectives != SOCKETS:
+        return join_library(device.collectives)
     wanted = os.environ.get("RANK_ID")
     rank, members, channels, membership = join(
         size,
@@ -178,11 +179,11 @@ def start_limit_s() -> float:
     return float(os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S)))
 
 
-def _schedule(device_target: str, size: int, rank_timeout_s: float) -> int:
+def _schedule(device: Device, size: int, rank_timeout_s: float) -> int:
     """Be msrun's scheduler process; returns its exit code."""
     if size == 1:  # a single worker needs none
         return 0
-    if device_target == "Ascend":
+    if device.collectives != SOCKETS:
         _meet("mccl")
         return 0
     # Workers that are told to stop save their state first, and need the scheduler meanwhile; it ends with them.
@@ -219,24 +220,16 @@ def _meet(backend: str) -> None:
         ) from error
 
 
-def _choose_device(device_target: str, options: ContextSettings, alone: bool) -> None:
-    if device_target not in ("CPU", "Ascend"):
-        raise UserError(f"context.device_target is {device_target!r}, but it must be CPU or Ascend")
+def _choose_device(device: Device, options: DeviceOptions | None, alone: bool) -> None:
     import mindspore
-    from mindspore.device_context import ascend
 
-    if device_target == "Ascend" and not ascend.is_available():
-        found = "context.device_target is Ascend, and there is no NPU with CANN here"
-        raise UserError(f"{found}: use --device CPU, or the CPU overlay of the model YAML")
+    device.check_usable()
     # MindSpore refuses to set a device again once it is in use, even to the same one.
-    if (mindspore.get_current_device().device_target, device_target) != ("CPU", "CPU"):
-        mindspore.set_device(device_target, options.device_id if alone else None)
+    if not device.in_host_memory or mindspore.get_current_device().device_target != device.name:
+        mindspore.set_device(device.name, options.device_id if alone and options else None)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    if device_target == "Ascend":
-        if options.max_device_memory:
-            mindspore.runtime.set_memory(max_size=options.max_device_memory)
-        if options.jit_level:
-            mindspore.set_context(jit_config={"jit_level": options.jit_level})
+    if options:
+        device.configure(options)
 
 
 def _choose_threads(size: int, started_by_msrun: bool) -> None:
