@@ -109,8 +109,8 @@ class Checkpoint:
             raise UserError(
                 f"{self.folder}: is a checkpoint of another model ({name} {list(shape)} is in one of the two only)."
             )
-        files = [self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in range(layout.size)]
-        ranks = [index_safetensors(file) if file.exists() else {} for file in files]
+        files = {rank: self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in layout.ranks}
+        ranks = {rank: index_safetensors(file) if file.exists() else {} for rank, file in files.items()}
         with self.understood(f"the layout of {kind}"):
             return WeightSource.of(self.folder, layout, ranks)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -36,25 +36,27 @@ PART_TIMEOUT_S = 3600.0  # another rank may be writing to a slow disk for long
 class CheckpointStore:
     """Writer of one run's checkpoints, which every rank uses in the same way.
 
-    folder: `save_ckpt_dir`. rank, size: this process among all. token: 8 hexadecimal digits, the same on all ranks and
-    different in each run. keep: number of checkpoints to keep, the best one not counted; None keeps all.
+    folder: `save_ckpt_dir`. rank: this process. ranks: all that save; the first completes checkpoints. token: 8
+    hexadecimal digits, the same on all ranks and different in each run. keep: number of checkpoints to keep, the best
+    one not counted; None keeps all.
     asynchronous: write in a thread; see `settle`. If writing fails, the next call raises the error.
-    best_step: the step of the best checkpoint of the run so far. implied: called on rank 0 before a checkpoint is
-    complete, by the thread that writes; it blocks until all other files of the steps so far are written.
+    best_step: the step of the best checkpoint of the run so far. implied: called on the first rank before a checkpoint
+    is complete, by the thread that writes; it blocks until all other files of the steps so far are written.
     """
 
     def __init__(
         self,
         folder: Path,
         rank: int,
-        size: int,
+        ranks: Sequence[int],
         token: str,
         keep: int | None = None,
         asynchronous: bool = False,
         best_step: int | None = None,
         implied: Callable[[], None] = lambda: None,
     ):
-        self.folder, self._rank, self._size, self._token = Path(folder).resolve(), rank, size, token
+        self.folder, self._rank, self._ranks, self._token = Path(folder).resolve(), rank, ranks, token
+        self._is_first = rank == ranks[0]
         self._keep, self._asynchronous, self.best_step, self._implied = keep, asynchronous, best_step, implied
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None  # of the thread, until the arrays may change
@@ -63,14 +65,14 @@ class CheckpointStore:
     def save(self, state: TrainingState, best: bool = False) -> None:
         """Write the checkpoint of a step, replacing one of the same step.
 
-        Returns when this rank's files are written, and on rank 0 when the checkpoint is complete; with `asynchronous`
-        it returns at once, and the arrays may change after `settle`. A thread removes old checkpoints. best: the
-        checkpoint is the best so far. Raises `UserError` when writing fails.
+        Returns when this rank's files are written, and on the first rank when the checkpoint is complete; with
+        `asynchronous` it returns at once, and the arrays may change after `settle`. A thread removes old checkpoints.
+        best: the checkpoint is the best so far. Raises `UserError` when writing fails.
         """
         self.wait()
         groups = {}
         for kind, group in state.groups.items():
-            mine = {name: group.shards[name] for name in group.layout.writers[self._rank]}
+            mine = {name: group.shards[name] for name in group.layout.writers.get(self._rank, ())}
             groups[kind] = ShardGroup(group.layout, mine)
         mine, snapshot = replace(state, groups=groups), Snapshot(groups)
         if self._asynchronous:
@@ -131,7 +133,7 @@ class CheckpointStore:
         temporary = temporary_name(target, self._token)
         try:
             self._write_part(state, snapshot, temporary)
-            if self._rank == 0:
+            if self._is_first:
                 self._complete(state, temporary, target)
                 self._point(LATEST, target)
                 if best:
@@ -155,7 +157,7 @@ class CheckpointStore:
             for kind, group in state.groups.items()
             if group.shards
         }
-        if self._rank == 0:
+        if self._is_first:
             contents = {**state.companions, STATE_FILE: _state_json(state)}
             jobs |= {name: partial(_write_content, content) for name, content in contents.items()}
         with ThreadPoolExecutor(1 if self._asynchronous else WRITING_THREADS) as pool:
@@ -168,7 +170,7 @@ class CheckpointStore:
     def _complete(self, state: TrainingState, temporary: Path, target: Path) -> None:
         """Write the manifest of all ranks' files, then rename the folder."""
         files: dict[str, StoredFile] = {}
-        for rank in range(self._size):
+        for rank in self._ranks:
             files |= self._part(temporary / f"rank_{rank}")
         self._implied()
         Manifest(state.step, files).write(temporary)
@@ -198,8 +200,8 @@ class CheckpointStore:
             temporary.write_text(f"{target.name}\n{describe(target / MANIFEST_FILE).sha256}\n", encoding="utf-8")
 
     def _remove_old(self) -> None:
-        """Remove checkpoints beyond the newest and the best, on rank 0."""
-        if self._rank or self._keep is None:
+        """Remove checkpoints beyond the newest and the best, on the first rank."""
+        if not self._is_first or self._keep is None:
             return
         for old in [path for path in step_folders(self.folder) if step_of(path) != self.best_step][self._keep :]:
             try:
@@ -209,9 +211,9 @@ class CheckpointStore:
                 raise self.with_advice(UserError(found)) from error
 
     def _discard(self, temporary: Path) -> None:
-        """Remove this rank's files of a failed checkpoint; rank 0 removes all."""
+        """Remove this rank's files of a failed checkpoint; the first rank removes all."""
         with suppress(OSError):
-            remove_folder(temporary if self._rank == 0 else temporary / f"rank_{self._rank}")
+            remove_folder(temporary if self._is_first else temporary / f"rank_{self._rank}")
 
 
 def _write_arrays(kind: str, group: ShardGroup, snapshot: Snapshot, path: Path) -> StoredFile:

@@ -74,6 +74,8 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
         placements[name] = {"shape": list(placement.shape), "stages": stages}
     shardings = [{"grid": list(each.grid), "cuts": list(map(list, each.cuts))} for each in known]
     sizes = {"stages": layout.stages, "stage_ranks": layout.stage_ranks}
+    if layout.ranks != tuple(range(layout.size)):
+        sizes["ranks"] = list(layout.ranks)
     return {**sizes, "shardings": shardings, "placements": placements}
 
 
@@ -87,7 +89,7 @@ def layout_from_json(content: dict[str, Any]) -> Layout:
     stages, stage_ranks = _counts([content["stages"], content["stage_ranks"]])
     if not 0 < stages * stage_ranks <= MAX_RANKS:
         raise ValueError(f"{stages} stages of {stage_ranks} ranks")
-    return Layout(stages, stage_ranks, placements)
+    return Layout(stages, stage_ranks, placements, _counts(content.get("ranks", [])))
 
 
 def _counts(values: list[int]) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ class WeightSource:
     parts: Mapping[str, Mapping[Box, StoredTensor]]
 
     @classmethod
-    def of(cls, path: Path, layout: Layout, ranks: Sequence[Tensors]) -> "WeightSource":
+    def of(cls, path: Path, layout: Layout, ranks: Mapping[int, Tensors]) -> "WeightSource":
         """Take each part of a layout from the first holder that has it.
 
         Raises LookupError for a part that no holder has, or that has another shape.
@@ -175,7 +175,7 @@ def open_sharded(path: Path, layout: Layout | Strategy) -> WeightSource:
     if foreign := sorted(filter(is_model_weight, unused)):
         raise UserError(f"{path}: holds {foreign[0]}, which the layout does not know; {_ADVICE}.")
     note_unused(path, unused)
-    return WeightSource.of(path, layout, ranks)
+    return WeightSource.of(path, layout, dict(enumerate(ranks)))
 
 
 def rank_folders(path: Path) -> dict[int, Path]:

@@ -22,7 +22,7 @@ ONLY = "environment"  # name of a single environment
 
 
 def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partner | None:
-    """Open the partner of conversations on every rank; None without environment and tools.
+    """Open the partner of conversations on ranks that generate; None without one.
 
     It runs on the first rank of each replica. `stack` ends its processes. Raises UserError for environments, tools and
     chat templates that do not work.
@@ -31,6 +31,8 @@ def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partne
     if not settings.converses:
         return None
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
+    if not generating:
+        return None
     first = generating.first_of_replica
     variables, seed = job.config.data.chat_template_kwargs, job.config.seed
     own = open_conversations(settings, job.tokenizer, seed, stack, variables) if first else None

@@ -55,7 +55,7 @@ def open_validation(
     if not problems:
         return None
     config, axis, collectives = job.config, generator.data_parallel, generator.collectives
-    rank, settings = collectives.world.rank, config.held_out
+    settings = config.held_out
     sampling = settings.sampling
     share = problems[axis.rank :: axis.size]
     rewards, judging = None, settings.reward
@@ -74,8 +74,8 @@ def open_validation(
         rewards=rewards,
         decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
         gather=lambda own: [answer for part in collectives.all_gather_object(own) for answer in part],
-        progress=Progress(config.trainer.progress and rank == 0),
+        progress=Progress(config.trainer.progress and collectives.is_first),
         partner=partner,
     )
-    folder = job.output / VALIDATION_FOLDER if rank == 0 else None
+    folder = job.output / VALIDATION_FOLDER if collectives.is_first else None
     return Validation(evaluator, folder)

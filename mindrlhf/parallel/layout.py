@@ -4,7 +4,7 @@ A stage's ranks form a grid, and a parameter's dimensions are cut along its axes
 same way, so that a layout can come from a model YAML or from a strategy file (`reshard/strategy.py`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -61,17 +61,21 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """Place of every parameter on `stages * stage_ranks` ranks.
+    """Place of every parameter on `stages * stage_ranks` of the job's ranks.
 
-    Stage s is ranks s*stage_ranks to (s+1)*stage_ranks - 1.
+    ranks: in ascending order, 0..size-1 by default; stage s is ranks[s*stage_ranks : (s+1)*stage_ranks].
     placements: name -> placement, in the order of the parameter table, the same on every rank.
     """
 
     stages: int
     stage_ranks: int
     placements: Mapping[str, Placement]
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "ranks", self.ranks or tuple(range(self.size)))
+        if len(self.ranks) != self.size:
+            raise ValueError(f"a layout of {self.size} ranks is not one on {self.ranks}")
         for name, placement in self.placements.items():
             if not placement.shardings:
                 raise ValueError(f"{name}: no stage holds it")
@@ -87,16 +91,20 @@ class Layout:
         return self.stages * self.stage_ranks
 
     @cached_property
-    def writers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parts that each rank writes, spread evenly over their holders."""
-        written = [0] * self.size
-        names: list[list[str]] = [[] for _ in range(self.size)]
+    def writers(self) -> Mapping[int, Sequence[str]]:
+        """Rank -> names of the parts that it writes, spread evenly over their holders."""
+        written = dict.fromkeys(self.ranks, 0)
+        names: dict[int, list[str]] = {rank: [] for rank in self.ranks}
         for name in self.placements:
             for part, ranks in self.holders(name).items():
                 rank = min(ranks, key=lambda rank: (written[rank], rank))  # the holder with the least to write
                 names[rank].append(name)
                 written[rank] += prod(box_shape(part))
-        return tuple(map(tuple, names))
+        return names
+
+    @cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {rank: place for place, rank in enumerate(self.ranks)}
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -108,21 +116,25 @@ class Layout:
 
     def slices(self, rank: int, name: str) -> Slices | None:
         """Compute the part of a parameter that `rank` holds; None in other stages."""
-        if not 0 <= rank < self.size:
+        if rank not in self._places:
             raise ValueError(f"rank {rank} is outside of a layout of {self.size} ranks")
+        stage, place = divmod(self._places[rank], self.stage_ranks)
         placement = self.placements[name]
-        sharding = placement.shardings.get(rank // self.stage_ranks)
-        return None if sharding is None else sharding.slices(rank % self.stage_ranks, placement.shape)
+        sharding = placement.shardings.get(stage)
+        return None if sharding is None else sharding.slices(place, placement.shape)
 
     def shards(self, rank: int) -> Iterator[tuple[str, Slices]]:
-        """List (name, part of the full parameter) for `rank`, in table order."""
-        held = ((name, self.slices(rank, name)) for name in self.placements)
+        """List (name, part of the full parameter) for `rank`, in table order.
+
+        A rank outside of the layout has none.
+        """
+        held = ((name, self.slices(rank, name)) for name in self.placements if rank in self._places)
         return ((name, part) for name, part in held if part is not None)
 
     def holders(self, name: str) -> dict[Box, list[int]]:
         """Find the ranks that hold each distinct part of a parameter."""
         found: dict[Box, list[int]] = {}
-        for rank in range(self.size):
+        for rank in self.ranks:
             if (part := self.slices(rank, name)) is not None:
                 found.setdefault(box_of(part), []).append(rank)
         return found
@@ -159,10 +171,10 @@ def inside(box: Box, part: Box) -> Slices:
     return tuple(slice(b[0] - p[0], b[1] - p[0]) for b, p in zip(box, part, strict=True))
 
 
-def full_layout(shapes: Mapping[str, Shape]) -> Layout:
+def full_layout(shapes: Mapping[str, Shape], rank: int = 0) -> Layout:
     """Layout with the whole model on one rank."""
     whole = {name: Placement(shape, {0: Sharding((1,), ((),) * len(shape))}) for name, shape in shapes.items()}
-    return Layout(1, 1, whole)
+    return Layout(1, 1, whole, (rank,))
 
 
 def model_layout(
@@ -189,7 +201,7 @@ def model_layout(
         spec.name: Placement(spec.shape, dict.fromkeys(_stages(spec, layers), _sharding(spec, mesh, vocab_emb_dp)))
         for spec in parameter_table(model)
     }
-    return Layout(mesh.pp, mesh.size // mesh.pp, placements)
+    return Layout(mesh.pp, mesh.size // mesh.pp, placements, mesh.ranks)
 
 
 def replica_sharded(layout: Layout) -> Layout:

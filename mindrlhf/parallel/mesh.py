@@ -3,7 +3,9 @@
 A new axis needs a name in `models.axes`, a length in `Mesh`, and an index in `Coordinates`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -25,15 +27,17 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """Mesh of `pp` stages, `dp` replicas and `tp` shards over ranks 0..size-1.
+    """Mesh of `pp` stages, `dp` replicas and `tp` shards over some ranks.
 
-    rank = (pp*DP + dp)*TP + tp: tensor-parallel neighbours are adjacent ranks, because they communicate most; pipeline
-    stages are farthest apart. Groups are tuples of ranks in ascending order.
+    ranks: in ascending order; 0..size-1 by default. The rank at (pp, dp, tp) is ranks[(pp*DP + dp)*TP + tp]:
+    tensor-parallel neighbours are adjacent, because they communicate most; pipeline stages are farthest apart. Groups
+    are tuples of ranks in ascending order.
     """
 
     dp: int = 1
     pp: int = 1
     tp: int = 1
+    ranks: tuple[int, ...] = ()
 
     @classmethod
     def of_yaml(cls, yaml: ModelYaml) -> "Mesh":
@@ -44,6 +48,9 @@ class Mesh:
         for axis, length in self.lengths.items():
             if length < 1:
                 raise ValueError(f"a mesh axis has at least one rank, but {axis} is {length}")
+        object.__setattr__(self, "ranks", tuple(self.ranks) or tuple(range(self.size)))
+        if list(self.ranks) != sorted(set(self.ranks)) or len(self.ranks) != self.size or self.ranks[0] < 0:
+            raise ValueError(f"a mesh of {self.size} has as many ascending ranks, not {self.ranks}")
 
     @property
     def lengths(self) -> dict[Axis, int]:
@@ -59,14 +66,22 @@ class Mesh:
         """Number of copies of the model that train on different rows."""
         return prod(self.lengths[axis] for axis in DATA_AXES)
 
+    @cached_property
+    def _places(self) -> Mapping[int, Coordinates]:
+        return {rank: Coordinates(*place) for rank, place in zip(self.ranks, np.ndindex(*self._shape), strict=True)}
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self.lengths.values())
+
     def coordinates(self, rank: int) -> Coordinates:
-        """Compute the position of `rank`. Raises ValueError outside 0..size-1."""
-        if not 0 <= rank < self.size:
+        """Compute the position of `rank`. Raises ValueError outside of `ranks`."""
+        if rank not in self._places:
             raise ValueError(f"rank {rank} is outside of a mesh of {self.size}")
-        return Coordinates(*map(int, np.unravel_index(rank, tuple(self.lengths.values()))))
+        return self._places[rank]
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
         """List the ranks that differ from `rank` along `axes` only, itself included."""
         here = self.coordinates(rank)._asdict()
-        grid = np.arange(self.size).reshape(*self.lengths.values())
+        grid = np.array(self.ranks).reshape(self._shape)
         return tuple(grid[tuple(slice(None) if axis in axes else here[axis] for axis in AXES)].ravel().tolist())

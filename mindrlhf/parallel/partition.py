@@ -34,16 +34,17 @@ class Partition:
     shared_optimizer: bool = False
 
     @classmethod
-    def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition":
-        return cls.every_rank(yaml, model)[rank]
+    def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition | None":
+        """Compute the part of `rank`; None on a rank outside of the mesh."""
+        return next((part for part in cls.every_rank(yaml, model) if part.rank == rank), None)
 
     @classmethod
     def every_rank(cls, yaml: ModelYaml, model: ModelConfig) -> list["Partition"]:
-        """Compute the parts of all ranks; see `of_yaml`."""
+        """Compute the parts of all ranks of the mesh, in their order."""
         mesh, parallel, layout = Mesh.of_yaml(yaml), yaml.parallel, yaml_layout(yaml, model)
         layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
         shared = parallel.enable_parallel_optimizer and mesh.replicas > 1
-        ranks = ((rank, layers[mesh.coordinates(rank).pp]) for rank in range(mesh.size))
+        ranks = ((rank, layers[mesh.coordinates(rank).pp]) for rank in mesh.ranks)
         return [cls(model, mesh, layout, held, rank, parallel.use_seq_parallel, shared) for rank, held in ranks]
 
     @property

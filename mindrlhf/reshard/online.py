@@ -116,23 +116,25 @@ class OnlineReshard:
 def gather_full(
     layout: Layout, collectives: Collectives, shards: Shards, dtype: str = "float32"
 ) -> Iterator[tuple[str, np.ndarray | None]]:
-    """Gather full parameters on rank 0, one after the other, in table order.
+    """Gather full parameters on the layout's first rank, in table order.
 
-    Yields (name, full parameter) on rank 0 and (name, None) on the others; every rank iterates to the end.
-    shards: all parts that this rank holds. Rank 0's arrays are read-only: on CPU, whole parameters are not copied.
+    Yields (name, full parameter) there and (name, None) on the others; every rank iterates to the end.
+    shards: all parts that this rank holds. The first rank's arrays are read-only: in host memory, whole parameters are
+    not copied.
     """
     rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
     peers = collectives.peers()
-    gathering = plan(layout, full_layout(layout.shapes), itemsize)
+    first = layout.ranks[0]
+    gathering = plan(layout, full_layout(layout.shapes, first), itemsize)
     transfers: dict[str, list[Transfer]] = {name: [] for name in layout.placements}
     for transfer in (*gathering.copies, *gathering.transfers):
         transfers[transfer.parameter].append(transfer)
 
     def gathered(name: str, shape: Shape) -> np.ndarray | None:
-        if rank == 0 and name in shards and shards[name].shape == shape:
+        if rank == first and name in shards and shards[name].shape == shape:
             return backend.read(shards[name])
-        full = np.empty(shape, dtype) if rank == 0 else None
+        full = np.empty(shape, dtype) if rank == first else None
         own = {name: backend.read(shards[name])} if name in shards else {}
         _Share.of(rank, transfers[name], BUCKET_BYTES).move(peers, own, {name: full})
         return full
@@ -204,7 +206,7 @@ def _checksum(array: np.ndarray, slices: Slices) -> int:
 
 def _check(shards: Shards, layout: Layout, rank: int, itemsize: int) -> set[str]:
     """Check that a rank's parameters are complete and have the right shapes."""
-    held = dict(layout.shards(rank)) if rank < layout.size else {}
+    held = dict(layout.shards(rank))
     for name, part in held.items():
         if name not in shards:
             raise ValueError(f"rank {rank} holds a part of {name}, which is not given")

@@ -100,7 +100,7 @@ class Plan:
         }
         columns = figures.values()
         rows = [("bytes", *figures)]
-        for rank in range(max(self.source.size, self.destination.size)):
+        for rank in sorted({*self.source.ranks, *self.destination.ranks}):
             rows.append((f"rank {rank}", *(f"{column[rank]:,}" if rank in column else "-" for column in columns)))
         rows.append(("all", *(f"{sum(column.values()):,}" for column in columns)))
         title = (
@@ -111,18 +111,18 @@ class Plan:
 
     def _moved(self, layout: Layout, rank: Callable[[Transfer], int]) -> dict[int, int]:
         """Sum the bytes of transfers by `rank` of each, over a layout's ranks."""
-        total = dict.fromkeys(range(layout.size), 0)
+        total = dict.fromkeys(layout.ranks, 0)
         for transfer in self.transfers:
             total[rank(transfer)] += transfer.nbytes
         return total
 
     def _missing(self, wanted: Callable[[str, Slices], Box]) -> dict[int, int]:
         """Sum the bytes of `wanted(name, part)` that each destination rank lacks."""
-        total = dict.fromkeys(range(self.destination.size), 0)
+        total = dict.fromkeys(self.destination.ranks, 0)
         for rank in total:
             for name, part in self.destination.shards(rank):
                 box = wanted(name, part)
-                own = self.source.slices(rank, name) if rank < self.source.size else None
+                own = self.source.slices(rank, name) if rank in self.source.ranks else None
                 kept = None if own is None else overlap(box, box_of(own))
                 total[rank] += (_size(box) - (0 if kept is None else _size(kept))) * self.itemsize
         return total
@@ -139,7 +139,7 @@ def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
     if source.shapes != destination.shapes:
         name, shape = min(set(source.shapes.items()) ^ set(destination.shapes.items()))
         raise ValueError(f"both layouts must have the same parameters, and {name} {list(shape)} is in one only")
-    sent = [0] * source.size
+    sent = dict.fromkeys(source.ranks, 0)
     transfers: list[Transfer] = []
     copies: list[Transfer] = []
     known: dict[tuple, list[_Piece]] = {}
@@ -180,7 +180,7 @@ def _pieces(source: Layout, destination: Layout, name: str) -> list[_Piece]:
     holders = source.holders(name)
     cuts = [sorted({end for part in holders for end in part[dim]}) for dim in range(len(source.placements[name].shape))]
     pieces = []
-    for rank in range(destination.size):
+    for rank in destination.ranks:
         slices = destination.slices(rank, name)
         if slices is None:
             continue
@@ -196,9 +196,7 @@ def _pieces(source: Layout, destination: Layout, name: str) -> list[_Piece]:
 
 
 def _held(layout: Layout, itemsize: int) -> dict[int, int]:
-    return {
-        rank: sum(prod(sliced_shape(part)) for _, part in layout.shards(rank)) * itemsize for rank in range(layout.size)
-    }
+    return {rank: sum(prod(sliced_shape(part)) for _, part in layout.shards(rank)) * itemsize for rank in layout.ranks}
 
 
 def _size(box: Box) -> int:

@@ -51,10 +51,10 @@ MemoryGroup = tuple[str, list[Parameter], bool]
 class ModelPart:
     """The part of a model that this rank holds under one model YAML.
 
-    All ranks make their parts at the same time and in the same order. `load` or `hold` sets the parameters.
-    partition: the shard. data_parallel, shards, pipeline: this rank's place on each axis. micro_batches: the fewest in
-    an update, to keep the stages of a pipeline busy. max_positions: of the longest sequence.
-    Raises `UserError` if the layout does not divide the model.
+    All ranks of the YAML's mesh, and no others, make their parts at the same time and in the same order. `load` or
+    `hold` sets the parameters. partition: the shard. data_parallel, shards, pipeline: this rank's place on each axis.
+    micro_batches: the fewest in an update, to keep the stages of a pipeline busy. max_positions: of the longest
+    sequence. Raises `UserError` if the layout does not divide the model.
     """
 
     role: Role
@@ -63,10 +63,10 @@ class ModelPart:
     updater: Updater | None = None  # only of a part that is trained
 
     def __init__(self, yaml: ModelYaml, model: ModelConfig, collectives: Collectives, max_positions: int):
-        self.yaml, self.collectives, self._max_positions = yaml, collectives, max_positions
         rank = collectives.world.rank
         self.partition = Partition.of_yaml(yaml, model, rank)
         mesh = self.partition.mesh
+        self.yaml, self.collectives, self._max_positions = yaml, collectives.over(mesh.ranks), max_positions
         self.data_parallel = DataParallel(collectives, mesh.group(rank, *DATA_AXES))
         self.shards = TensorParallel(collectives, mesh.group(rank, TENSOR), sequence=self.partition.sequence)
         self.pipeline = PipelineAxis(collectives, mesh.group(rank, PIPELINE))
@@ -231,7 +231,7 @@ class ModelPart:
         merges = part.model.adapter is None or lora.save != "adapter"
         layout = part.layout if merges else part.trained_layout
         gathered = gather_full(layout, self.collectives, self.parameters)
-        if part.rank:
+        if not self.collectives.is_first:
             deque(gathered, 0)
             return
         table = {spec.name: spec for spec in parameter_table(part.model)}

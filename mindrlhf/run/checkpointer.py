@@ -79,7 +79,7 @@ class Checkpointer:
         saving: Callable[[], AbstractContextManager] = nullcontext,
     ):
         self._settings, self._total, self._store, self._saving = settings, total_steps, store, saving
-        self._signals, self._reduce_max, self._alone = signals, collectives.all_reduce_max, collectives.world.size == 1
+        self._signals, self._reduce_max, self._alone = signals, collectives.all_reduce_max, collectives.size == 1
         signals.asking = settings.stop_signals
         self._best, self._bad = Best(*settings.best), BadUpdates()
         self._patience = Patience(settings.early_stop_patience)

@@ -29,7 +29,7 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     All ranks find the same checkpoint and share the work of checking it. Raises `UserError` if other checkpoints in the
     folder would mix with the run's.
     """
-    trainer, folder, rank = job.config.trainer, Path(job.flags.save_ckpt_dir), collectives.world.rank
+    trainer, folder, first = job.config.trainer, Path(job.flags.save_ckpt_dir), collectives.is_first
     present = step_folders(folder)
     if trainer.resume_mode == "disable":
         if present and not trainer.val_only:
@@ -37,16 +37,16 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
             raise UserError(f"{found}; continue it with --resume_training auto, or give another folder.")
         return None
     if trainer.resume_mode == "auto" and not present:
-        _say(rank, f"{folder}: holds no checkpoint yet; starting at step 1")
+        _say(first, f"{folder}: holds no checkpoint yet; starting at step 1")
         return None
     path = folder if trainer.resume_mode == "auto" else Path(trainer.resume_from_path)
     checkpoint, problems = choose(
         locate(path),
         lambda problem: next(filter(None, collectives.all_gather_object(problem)), None),
-        lambda one: one.verify(rank, collectives.world.size),
+        lambda one: one.verify(collectives.place, collectives.size),
     )
     for problem in problems:
-        _say(rank, f"{problem} Passed over.")
+        _say(first, f"{problem} Passed over.")
     _check_not_in_the_way(folder, checkpoint, problems, present)
     return checkpoint
 
@@ -65,11 +65,11 @@ def run_identity(job: Job, data: RunData) -> dict[str, Any]:
 
 def _base(job: Job) -> dict[str, Any]:
     """Describe the base model of the run's adapters; checkpoints do not hold its weights."""
-    base = Weights(job.policy_path, job.model, job.config.seed).base(Partition.of_yaml(job.train, job.model, 0))
+    base = Weights(job.policy_path, job.model, job.config.seed).base(Partition.every_rank(job.train, job.model)[0])
     return {"path": base.name, "seed": job.config.seed, "fingerprint": base.fingerprint}
 
 
-def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) -> None:
+def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], first: bool) -> None:
     """Refuse a checkpoint of another model, base or prompts; log other changes."""
     with checkpoint.understood("run"):
         saved = checkpoint.run
@@ -82,7 +82,7 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
             *_changes(saved["versions"], present),
         ]
     if changes:
-        _say(rank, f"resuming with changes, so that the run is not the one it would have been: {'; '.join(changes)}")
+        _say(first, f"resuming with changes, so that the run is not the one it would have been: {'; '.join(changes)}")
 
 
 def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -135,6 +135,6 @@ def _check_not_in_the_way(folder: Path, checkpoint: Checkpoint, problems: list[s
             raise UserError(f"{found}; remove the newer ones, or give another --save_ckpt_dir.")
 
 
-def _say(rank: int, message: str) -> None:
-    if rank == 0:
+def _say(first: bool, message: str) -> None:
+    if first:
         print(printable(message), flush=True)

@@ -39,8 +39,8 @@ def lock_outputs(
 
 
 def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:
-    """Remove half-written leftovers of killed runs on rank 0; all ranks wait for it."""
-    if collectives.world.rank == 0:
+    """Remove half-written leftovers of killed runs on the first rank; all wait."""
+    if collectives.is_first:
         folders = {output, output / ROLLOUTS_FOLDER, output / VALIDATION_FOLDER, save_ckpt_dir}
         for folder in folders | ({save_data_file.parent} if save_data_file else set()):
             clean(folder)

@@ -1,4 +1,4 @@
-"""Report of a run's steps: metrics over all ranks, written by rank 0."""
+"""Report of a run's steps: metrics over all ranks, written by the first."""
 
 import logging
 import math
@@ -58,7 +58,7 @@ class StepRecord:
 
 
 class Report:
-    """Collector of a step's metrics on every rank; rank 0 writes them after `open_outputs`.
+    """Collector of a step's metrics on every rank; the first writes them after `open_outputs`.
 
     Each kind of run has a subclass that measures its steps. Of the ranks that train on the same rows, only one reports.
     iterations: passes of updates over a step's rows. last: the metrics of the last step. finished: set it when the run
@@ -74,10 +74,9 @@ class Report:
         residency: Residency,
         iterations: int = 1,
     ):
-        world = collectives.world
-        training = Partition.of_yaml(job.train, job.model, world.rank)
-        ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
-        self._job, self._data, self._gather, self._ranks = job, data, collectives.all_gather_object, world.size
+        training = Partition.of_yaml(job.train, job.model, collectives.world.rank)
+        ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
+        self._job, self._data, self._gather, self._ranks = job, data, collectives.all_gather_object, collectives.size
         self._replicas, self._own_rows = training.mesh.replicas, training.first_of_replica
         self._timers, self._residency = timers, residency
         self._utilization = Utilization(job.model, ceiling, iterations, job.teacher and job.teacher[1])
@@ -89,7 +88,7 @@ class Report:
         self.forecast_s: float | None = None
 
     def open_outputs(self, steps_done: int) -> None:
-        """Open the run's outputs on rank 0; remove outputs of steps after `steps_done`."""
+        """Open the run's outputs on the first rank; remove outputs of steps after `steps_done`."""
         job, settings, output = self._job, self._job.config.trainer, self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
         total, start = self._data.total_steps, steps_done + 1 if steps_done else 0

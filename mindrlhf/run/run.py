@@ -48,17 +48,17 @@ class Run:
         report: type[Report],
     ):
         self._job, self._data, self.collectives, self.checkpoint = job, data, collectives, checkpoint
-        settings, world = job.config.trainer, collectives.world
+        settings = job.config.trainer
         self.residency = open_residency(job)
         self.timers = Timers(compile_seconds, self._enter)
-        self.progress = Progress(settings.progress and world.rank == 0, compile_s=compile_seconds)
+        self.progress = Progress(settings.progress and collectives.is_first, compile_s=compile_seconds)
         self.report = report(job, data, collectives, self.timers, self.residency)
         self.total_steps = data.total_steps
         self._card = data.card(job)
-        token = collectives.broadcast_object(secrets.token_hex(4), root=0)
+        token = collectives.broadcast_object(secrets.token_hex(4), root=collectives.ranks[0])
         folder, keep = job.flags.save_ckpt_dir, settings.save_max_ckpt_num
         writing = {"keep": keep, "asynchronous": settings.async_save, "implied": self.report.flush}
-        self._store = CheckpointStore(folder, world.rank, world.size, token, **writing)
+        self._store = CheckpointStore(folder, collectives.world.rank, collectives.ranks, token, **writing)
         self.checkpointer = Checkpointer(settings, self.total_steps, self._store, signals, collectives, self._saving)
 
     @property
@@ -75,16 +75,16 @@ class Run:
         counters, blobs: state to save in addition to the parts' own; None entries are left out. The outputs are opened
         last, because this truncates an earlier run's files: mistakes in the input have been found by then.
         """
-        job, world = self._job, self.collectives.world
+        job, first = self._job, self.collectives.is_first
         parts.register(self.residency)
         counters = drop_none(parts.counters() | counters | {"report": self.report})
-        files = hf_files(job, self._card.files()) if world.rank == 0 else {}
+        files = hf_files(job, self._card.files()) if first else {}
         identity = run_identity(job, self._data)
         self.checkpointer.manage(Managed(parts.arrays(), counters, drop_none(blobs), identity, files))
         if self.checkpoint:
             with self.timers("load_checkpoint"):
-                self.checkpointer.restore(self.checkpoint, world.rank)
-        if world.rank == 0:
+                self.checkpointer.restore(self.checkpoint, self.collectives.world.rank)
+        if first:
             self.report.open_outputs(self.first_step - 1)
             if self.progress.enabled:
                 stack.enter_context(announced(CompileLines()))
@@ -107,7 +107,7 @@ class Run:
             if self.checkpointer.over:
                 break
             yield step
-        if (reason := self.checkpointer.early_end) and self.collectives.world.rank == 0:
+        if (reason := self.checkpointer.early_end) and self.collectives.is_first:
             print(reason, flush=True)
 
     def record(self, step: int, result: Any, position: int = 0) -> StepRecord:
@@ -148,7 +148,7 @@ class Run:
         if job.config.trainer.export_best:
             with self.timers("load_checkpoint"):
                 self.checkpointer.load_best(self.collectives.world.rank)
-        metrics = job.output / METRICS_FILE if self.collectives.world.rank == 0 else None
+        metrics = job.output / METRICS_FILE if self.collectives.is_first else None
         card = self._card.measured(self.report.last, metrics).files()
         with self.timers("export"), self._store.advising():
             first = Weights(job.policy_path, job.model, job.config.seed)
@@ -173,7 +173,7 @@ def continued_checkpoint(job: Job, data: RunData, collectives: Collectives) -> C
     clean_outputs(collectives, job.output, job.flags.save_ckpt_dir, job.flags.save_data_file)
     checkpoint = find_checkpoint(job, collectives)
     if checkpoint:
-        check_identity(checkpoint, run_identity(job, data), collectives.world.rank)
+        check_identity(checkpoint, run_identity(job, data), collectives.is_first)
     return checkpoint
 
 

@@ -56,7 +56,7 @@ def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: 
     Raises `UserError` for rows that lack a field that functions need. `stack` ends the processes.
     """
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
-    if data.recorded or not generating.first_of_replica:
+    if data.recorded or not (generating and generating.first_of_replica):
         return None
     rewards = stack.enter_context(RewardRunner(job.config.reward, job.objects.functions, data.total_steps))
     rewards.check_ground_truths(data.prompts, job.flags.mind_dataset_dir)

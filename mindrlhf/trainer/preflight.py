@@ -61,16 +61,16 @@ class RankResources:
 
 
 def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: RewardRunner | None) -> float | None:
-    """Check the environment on every rank; rank 0 prints the summary.
+    """Check the environment on every rank; the first prints the summary.
 
-    Returns rank 0's forecast of a step's seconds, None without one. Raises UserError for a problem that would fail
-    later. rewards: given on the ranks that score.
+    Returns the first rank's forecast of a step's seconds, None without one. Raises UserError for a problem that would
+    fail later. rewards: given on the ranks that score.
     """
     prompts = [] if data.recorded else data.prompts
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
     sizes = job.config, job.model, job.train, job.infer, Lengths(longest), job.teacher
     work = Work.of(*sizes) if prompts else None
-    if work and world.rank == 0:
+    if work and collectives.is_first:
         print(folded(batch_table(work), 4), flush=True)
     answered = roll_call(collectives, world.abort, job.config.trainer.rank_timeout_s)
     for folder in {job.output, job.flags.save_ckpt_dir}:
@@ -80,14 +80,14 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     rates = run_rates(work, data.total_steps, ceiling) if work else None
     own = RankResources(socket.gethostname(), threads, free_memory()[0], ceiling, rates)
     ranks: list[RankResources] = collectives.all_gather_object(own)
-    if world.rank:
+    if not collectives.is_first:
         return None
     rehearse(job.config.algorithm)
     lines = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "devices": devices(world.device_target, ranks, dtype),
         "operators": operators_line(job, world.device_target),
-        "ranks": f"all {world.size} answered within {answered:.1f} s" if world.size > 1 else "one process",
+        "ranks": f"all {len(ranks)} answered within {answered:.1f} s" if len(ranks) > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
         **({"adapters": adapter_line(job.model, job.config)} if job.model.adapter else {}),
         "tokenizer": tokenizer_line(job.tokenizer, job.model),

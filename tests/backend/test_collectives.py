@@ -96,6 +96,15 @@ def check_buckets(collectives: Collectives, group: tuple[int, ...]) -> None:
         collectives_module.BUCKET_BYTES, collectives_module.SMALL_BYTES = whole
 
 
+def check_ranks(collectives: Collectives, group: tuple[int, ...]) -> None:
+    """Operations over some ranks need no group, and have a first rank of their own."""
+    rank, some = collectives.world.rank, collectives.over(group)
+    assert some.all_gather_object(rank) == list(group)
+    assert (some.size, some.place, some.is_first) == (len(group), group.index(rank), rank == group[0])
+    assert some.broadcast_object(rank, root=group[-1]) == group[-1]
+    some.barrier()
+
+
 def check_refusals(collectives: Collectives) -> None:
     with pytest.raises(TypeError, match="object"):
         collectives.all_gather(np.array([None]))
@@ -208,6 +217,7 @@ def check_all(world: World, groups: list[tuple[int, ...]]) -> int:
         check_moves(collectives, group)
         check_maxima(collectives, group)
         check_objects(collectives, group)
+        check_ranks(collectives, group)
     check_buckets(collectives, mine[-1])
     check_refusals(collectives)
     if world.device_target == "CPU":

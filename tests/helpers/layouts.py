@@ -116,7 +116,7 @@ def assembled(layout: Layout, shards: list[dict[str, np.ndarray]]) -> dict[str, 
     arrays = {}
     for name, shape in layout.shapes.items():
         whole, seen = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        for rank, held in enumerate(shards):
+        for rank, held in zip(layout.ranks, shards, strict=True):
             part = layout.slices(rank, name)
             if part is None:
                 continue

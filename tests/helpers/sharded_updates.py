@@ -1,6 +1,9 @@
 """Two updates of a small model on any layout, and the whole weights that come out; for `run_workers`."""
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from unittest import mock
 
 import numpy as np
 from layouts import assembled
@@ -33,8 +36,8 @@ class Outcome:
     weights: dict[str, np.ndarray]
 
 
-def run(world, case: Case) -> Outcome:
-    """On every rank, the same; `world` may be a single process."""
+def run(world, case: Case, ranks: tuple[int, ...] = ()) -> Outcome:
+    """On every rank of the layout, the same; `world` may be a single process. ranks: of the mesh, all by default."""
     import mindspore
 
     from mindrlhf.algorithms.losses import policy_loss
@@ -48,7 +51,8 @@ def run(world, case: Case) -> Outcome:
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     model = SmallModel.random(**case.model)
     collectives = Collectives(world)
-    side = ModelPart(model_yaml(case), model.config, collectives, POSITIONS)
+    with on_ranks(ranks):
+        side = ModelPart(model_yaml(case), model.config, collectives, POSITIONS)
     part = side.partition
     side.load(lambda spec: model.arrays[spec.name][part.slices(spec)])
     settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
@@ -69,8 +73,18 @@ def run(world, case: Case) -> Outcome:
         losses.append(sum(side.data_parallel.gather(update.loss)))
         norms.append(update.result.grad_norm)
         entropies.append(flat(side.data_parallel.gather(update.metrics["entropy"])))
-    shards = collectives.all_gather_object({name: p.asnumpy() for name, p in side.parameters.items()})
+    shards = side.collectives.all_gather_object({name: p.asnumpy() for name, p in side.parameters.items()})
     return Outcome(losses, norms, scores, entropies, assembled(part.layout, shards))
+
+
+@contextlib.contextmanager
+def on_ranks(ranks: tuple[int, ...]) -> Iterator[None]:
+    """Meshes of model YAMLs are on these ranks; no setting says so yet."""
+    from mindrlhf.parallel.mesh import Mesh
+
+    made = Mesh.of_yaml
+    with mock.patch.object(Mesh, "of_yaml", lambda yaml: replace(made(yaml), ranks=ranks)):
+        yield
 
 
 def model_yaml(case: Case):

@@ -59,7 +59,7 @@ def states(step: int, model=MODEL, dp: int = 1, **mesh) -> list[TrainingState]:
 
 def stores(folder: Path, size: int = 1, **options) -> list[CheckpointStore]:
     """One for each rank."""
-    return [CheckpointStore(folder, rank, size, TOKEN, **options) for rank in range(size)]
+    return [CheckpointStore(folder, rank, range(size), TOKEN, **options) for rank in range(size)]
 
 
 def save(stores: list[CheckpointStore], states: list[TrainingState], **options) -> None:

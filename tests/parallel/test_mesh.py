@@ -1,5 +1,7 @@
 """Mesh: its formula, and the properties that every mesh must have."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ axis_sets = st.sets(st.sampled_from(AXES)).map(tuple)
 
 def groups(mesh, *axes):
     """Every group along `axes`, ordered by first rank."""
-    return sorted({mesh.group(rank, *axes) for rank in range(mesh.size)})
+    return sorted({mesh.group(rank, *axes) for rank in mesh.ranks})
 
 
 def test_users_example_of_eight_ranks():
@@ -68,6 +70,31 @@ def test_two_axes_meet_in_one_rank(mesh):
     for rank in range(mesh.size):
         assert set(mesh.group(rank, "tp")) & set(mesh.group(rank, "dp")) == {rank}
         assert mesh.group(rank, *AXES) == tuple(range(mesh.size))
+
+
+def test_a_mesh_on_some_of_the_ranks():
+    mesh = Mesh(dp=2, tp=2, ranks=(2, 3, 6, 7))
+    assert [mesh.coordinates(rank)[1:] for rank in mesh.ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert groups(mesh, "tp") == [(2, 3), (6, 7)]
+    assert groups(mesh, "dp") == [(2, 6), (3, 7)]
+    with pytest.raises(ValueError, match="rank 0 is outside of a mesh of 4"):
+        mesh.coordinates(0)
+
+
+@given(meshes, st.data())
+def test_a_mesh_on_some_ranks_is_that_of_all_with_other_names(mesh, data):
+    ranks = tuple(sorted(data.draw(st.sets(st.integers(0, 200), min_size=mesh.size, max_size=mesh.size))))
+    some = replace(mesh, ranks=ranks)
+    axes = data.draw(axis_sets)
+    for place, rank in enumerate(ranks):
+        assert some.coordinates(rank) == mesh.coordinates(place)
+        assert some.group(rank, *axes) == tuple(ranks[other] for other in mesh.group(place, *axes))
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1, 0), (1, 1), (-1, 0), (0, 1, 2)])
+def test_other_ranks_than_a_mesh_has_are_refused(ranks):
+    with pytest.raises(ValueError, match="a mesh of 2 has as many ascending ranks"):
+        Mesh(dp=2, ranks=ranks)
 
 
 @pytest.mark.parametrize("lengths", [{"dp": 0}, {"pp": -1}, {"tp": 0}])

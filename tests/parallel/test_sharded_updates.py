@@ -93,6 +93,22 @@ def test_layouts_equal_one_process(workers):
     check(workers, FEW[workers])
 
 
+HALVES = {(0, 1): Case({PP: 2}, {}), (2, 3): Case({TP: 2} | SEQUENCE, {})}
+
+
+def on_a_half(world) -> Outcome:
+    ranks = next(ranks for ranks in HALVES if world.rank in ranks)
+    return sharded_updates.run(world, HALVES[ranks], ranks)
+
+
+@pytest.mark.msrun
+def test_two_meshes_on_two_ranks_each_train_at_the_same_time():
+    """Neither waits for the other, and each equals one process."""
+    alone = sharded_updates.run(SimpleNamespace(rank=0, size=1, device_target="CPU"), Case({}, {}))
+    for rank, found in enumerate(run_workers(4, __file__, "on_a_half", timeout=550)):
+        assert_equal(found, alone, HALVES[(0, 1) if rank < 2 else (2, 3)])
+
+
 @pytest.mark.slow
 @pytest.mark.msrun
 @pytest.mark.parametrize(("workers", "case"), [(workers, case) for workers, cases in MANY.items() for case in cases])

@@ -34,8 +34,7 @@ TIED = MODEL.model_copy(update={"tie_word_embeddings": True})
 
 def parts(layout: Layout, rank: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A rank's own copies of its parts; none for a rank outside of the layout."""
-    shards = layout.shards(rank) if rank < layout.size else ()
-    return {name: np.array(arrays[name][part]) for name, part in shards}
+    return {name: np.array(arrays[name][part]) for name, part in layout.shards(rank)}
 
 
 def parameters(arrays: dict[str, np.ndarray]) -> dict[str, Parameter]:
@@ -48,8 +47,7 @@ def held(layout: Layout, rank: int, arrays: dict[str, np.ndarray]) -> dict[str, 
 
 
 def empty(layout: Layout, rank: int, dtype: str = "float32") -> dict[str, Parameter]:
-    shards = layout.shards(rank) if rank < layout.size else ()
-    return parameters({name: np.full(sliced_shape(part), 77, dtype) for name, part in shards})
+    return parameters({name: np.full(sliced_shape(part), 77, dtype) for name, part in layout.shards(rank)})
 
 
 def assert_same(found: dict[str, Parameter | np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -91,7 +89,7 @@ def check_pair(source: Layout, destination: Layout, dtype: str, bucket_bytes: in
         reshard.run()
         assert_same(after, parts(destination, rank, second))
 
-    run_collectives(max(source.size, destination.size), run)
+    run_collectives(1 + max(*source.ranks, *destination.ranks), run)
 
 
 @EACH_MEMORY
@@ -99,6 +97,29 @@ def check_pair(source: Layout, destination: Layout, dtype: str, bucket_bytes: in
 def test_two_layouts_in_each_memory(bucket_bytes):
     layouts = model_layout(TIED, Mesh(tp=2, pp=2), offset=(1, 0)), model_layout(TIED, Mesh(dp=2, tp=2))
     check_pair(*layouts, "float32", bucket_bytes)
+
+
+@pytest.mark.parametrize("ranks", [(2, 3), (1, 3), (0, 2)])
+def test_from_some_ranks_to_others(ranks):
+    """Training on two ranks of four, generation on two, which may be others, or none in common."""
+    training = model_layout(TIED, Mesh(pp=2, ranks=(0, 1)), offset=(1, 0))
+    generation = model_layout(TIED, Mesh(tp=2, ranks=ranks))
+    check_pair(training, generation, "float32", 100)
+    check_pair(generation, training, "float32", 1 << 20)
+
+
+def test_a_model_on_some_ranks_is_gathered_on_the_first_of_them():
+    layout = model_layout(TIED, Mesh(tp=2, ranks=(2, 3)))
+    full = full_arrays(layout)
+
+    def run(rank, collectives):
+        found = dict(gather_full(layout, collectives, held(layout, rank, full)))
+        if rank == 2:
+            assert_same(found, full)
+        else:
+            assert found == dict.fromkeys(full)
+
+    run_collectives(4, run)
 
 
 @settings(max_examples=25, deadline=None)

@@ -59,10 +59,12 @@ class Run:
         self.folder = folder
         self.flushed = []  # the checkpoints that there were each time
         writing = {"keep": settings.save_max_ckpt_num, "asynchronous": settings.async_save}
-        self.store = CheckpointStore(folder, 0, 1, TOKEN, **writing, implied=lambda: self.flushed.append(self.steps()))
+        self.store = CheckpointStore(
+            folder, 0, (0,), TOKEN, **writing, implied=lambda: self.flushed.append(self.steps())
+        )
         collectives = SimpleNamespace(
             all_reduce_max=lambda own: np.maximum(own, 1.0) if others else own,
-            world=SimpleNamespace(size=2 if others else 1),
+            size=2 if others else 1,
         )
         groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}

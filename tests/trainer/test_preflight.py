@@ -46,7 +46,7 @@ class Mailboxes:
                 into[:] = self.boxes[source, rank].pop(0) if self.boxes[source, rank] else 0
 
         peers = SimpleNamespace(send=send, receive=receive)
-        return SimpleNamespace(world=SimpleNamespace(rank=rank, size=4), peers=lambda: peers)
+        return SimpleNamespace(world=SimpleNamespace(rank=rank, size=4), ranks=range(4), peers=lambda: peers)
 
 
 def call(mailboxes, limit_s):
@@ -76,7 +76,7 @@ def test_the_missing_rank_is_named():
 
 
 def test_one_process_calls_nobody():
-    alone = SimpleNamespace(world=SimpleNamespace(rank=0, size=1))
+    alone = SimpleNamespace(world=SimpleNamespace(rank=0, size=1), ranks=(0,))
     assert roll_call(alone, pytest.fail, limit_s=5) == 0.0
 
 

@@ -1,8 +1,9 @@
 """Communication between ranks on NumPy arrays, the same on CPU and Ascend.
 
 All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A group is a sequence of
-ascending global ranks that contains the caller; None is all ranks. By `Device.collectives` everything goes over the
-job's own sockets (`tcp.Channels`), or through MindSpore's library; that has not been run on Ascend.
+ascending global ranks that contains the caller; None is all ranks of the `Collectives`. By `Device.collectives`
+everything goes over the job's own sockets (`tcp.Channels`), or through MindSpore's library; that has not been run on
+Ascend.
 """
 
 import functools
@@ -23,10 +24,32 @@ SMALL_BYTES = 1 << 16  # fits in any socket's buffer
 
 
 class Collectives:
-    """Collective operations of one rank of a `launch.World`."""
+    """Collective operations of one rank of a `launch.World`.
 
-    def __init__(self, world):
+    ranks: the ascending ranks that they are among without a group, all by default; this rank is one of them.
+    """
+
+    def __init__(self, world, ranks: Sequence[int] | None = None):
         self.world = world
+        self.ranks = tuple(range(world.size) if ranks is None else ranks)
+
+    def over(self, ranks: Sequence[int]) -> "Collectives":
+        """Return the same operations among `ranks`."""
+        return Collectives(self.world, ranks)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def place(self) -> int:
+        """Index of this rank among `ranks`."""
+        return self.ranks.index(self.world.rank)
+
+    @property
+    def is_first(self) -> bool:
+        """True on the first of the ranks, which writes for all."""
+        return self.place == 0
 
     @property
     def by_library(self) -> bool:
@@ -88,7 +111,7 @@ class Collectives:
         return self.world.channels.messages
 
     def _ranks(self, group: Sequence[int] | None) -> tuple[int, ...]:
-        ranks = tuple(range(self.world.size)) if group is None else tuple(group)
+        ranks = self.ranks if group is None else tuple(group)
         if list(ranks) != sorted(set(ranks)) or not set(ranks) <= set(range(self.world.size)):
             raise ValueError(f"a group is ascending ranks below {self.world.size}, not {ranks}")
         if self.world.rank not in ranks:
