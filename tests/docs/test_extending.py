@@ -41,10 +41,13 @@ import json
 from pathlib import Path
 import aim
 from mindrlhf import cli
+from mindrlhf.backend import find_device
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.data.chat import render_conversations
 from mindrlhf.data.parquet import read_parquet
+from mindrlhf.memory.limit import memory_limit
 from mindrlhf.metrics.writers import open_writers
 from mindrlhf.models.families import CHATS
 from mindrlhf.models.parameters import parameter_table
@@ -57,11 +60,15 @@ shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hi
 shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 512}
 model = ModelConfig.from_hf({"model_type": "seed_oss", "tie_word_embeddings": False, **shape}, "config.json")
 written = model.to_hf()
+yaml = ModelYaml(path="train.yaml", context={"device_target": "GPU"})
+operators = yaml.context.device.operators("bfloat16")
 found = {
     "status": status,
     "rows": list(read_parquet("rows.parquet")),
     "calls": aim.calls,
     "architectures": written["architectures"],
+    "device": [memory_limit(yaml, 8)[1], operators.activations, "gpu_operators" in operators.swiglu.__module__],
+    "adamw": operators.adamw is find_device("CPU").operators().composed.adamw,
     "same": ModelConfig.from_hf(written, "config.json") == model,
     "shapes": {spec.hf_name: spec.shape for spec in parameter_table(model)},
     "prompt": render_conversations([([{"role": "user", "content": "Q"}], "row 1")], None, CHATS["seed"])[0],
@@ -190,3 +197,11 @@ def test_family(extended):
     assert extended["shapes"]["model.layers.0.self_attn.q_proj.bias"] == [512]
     assert "model.layers.0.self_attn.q_norm.weight" not in extended["shapes"]
     assert extended["prompt"] == "<seed:bos>user\nQ<seed:eos><seed:bos>assistant\n"
+
+
+def test_device(extended):
+    memory, activations, has_swiglu = extended["device"]
+    assert memory == "76.7 GiB are usable of a A100 (`mindrlhf plan --chip` names another)"
+    assert activations == "bfloat16"
+    assert has_swiglu
+    assert extended["adamw"]

@@ -150,7 +150,7 @@ def launch(
     if size == 1:
         return World(rank=0, size=1, device_target=device_target)
     if device.collectives != SOCKETS:
-        return join_library(device.collectives)
+        return join_library(device.collectives, device.name)
     wanted = os.environ.get("RANK_ID")
     rank, members, channels, membership = join(
         size,
@@ -192,14 +192,14 @@ def _schedule(device: Device, size: int, rank_timeout_s: float) -> int:
     return 0 if run_scheduler(size, rank_timeout_s, start_limit_s()) else 1
 
 
-def join_library(backend: str) -> World:
-    """Meet the other processes through MindSpore: `hccl` on Ascend, `mccl` for tests on CPU."""
+def join_library(backend: str, device_target: str = "Ascend") -> World:
+    """Meet the other processes through MindSpore: `Device.collectives`, `mccl` for tests on CPU."""
     from mindspore import communication
 
     # On CPU a collective gives up when it has waited this long for a slower rank; the default is 30 s.
     os.environ.setdefault("MS_NODE_TIMEOUT", str(MESSAGE_LIMIT_S))
     _meet(backend)
-    return World(communication.get_rank(), communication.get_group_size(), "Ascend")
+    return World(communication.get_rank(), communication.get_group_size(), device_target)
 
 
 def _meet(backend: str) -> None:
