@@ -190,7 +190,7 @@ def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[
     trainer.run.timers.collect()
     start = Moment.now()
     with trainer.run.timers("step"):
-        experiences, figures = trainer.collect(step)
+        experiences, figures = trainer.source.collect(step)
         result = trainer.train(experiences, step, figures)
         trainer.reshard()
     cores, others = Moment.now().cores_since(start)
