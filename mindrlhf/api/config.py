@@ -19,7 +19,7 @@ from mindrlhf.migration.trl.grpo import BATCH, PRESET, PROMPTS, translate_grpo
 from mindrlhf.migration.trl.names import DEFAULTS, NEEDLESS, NOT_DONE, trl_names
 from mindrlhf.migration.trl.sft import BATCH as SFT_BATCH
 from mindrlhf.migration.trl.sft import PAIRS, translate_sft
-from mindrlhf.migration.trl.translation import Surroundings, Translation, nested
+from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation, nested
 
 NOWHERE = Surroundings()
 SFT_DEFAULTS = Path(trl.__file__).with_name("sft_defaults.yaml")
@@ -98,11 +98,13 @@ class Config:
     def resolve(self, around: Surroundings) -> Resolved:
         """Turn the keys into flags and settings. Raises UserError."""
         flags, own, theirs = self._sorted()
-        lowest, ours = self._lowest(), Layer(nested(own), {(): type(self).__name__})
+        lowest = self._lowest()
+        ours = Layer(nested(own), {(): type(self).__name__})
         base = load_settings(self.kind, flags.get(self.file_flag), given=merge((lowest, ours)), other_names=answer)
         translation = self._translate(theirs, base, own, around)
         for key in own.keys() & translation.placed.keys():
-            raise translation.refuse(translation.placed[key][1], f"and {key} is the same setting; keep one of them")
+            first = translation.placed[key].theirs[0]
+            raise translation.refuse(first, f"and {key} is the same setting; keep one of them")
         return Resolved(flags, merge((lowest, translation.layer(), ours)), translation.needless)
 
     def _sorted(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -143,7 +145,7 @@ class Config:
 
     def _translate(
         self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: Surroundings
-    ) -> Translation:
+    ) -> TRLTranslation:
         """Translate TRL's keys over the settings `base`; `own`: the user's among these."""
         raise NotImplementedError
 
@@ -165,7 +167,7 @@ class GRPOConfig(Config):
 
     def _translate(
         self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: Surroundings
-    ) -> Translation:
+    ) -> TRLTranslation:
         another = self._keys.get(self.file_flag, PRESET) != PRESET
         counted = {PROMPTS} if another and not any(theirs.get(key) for key in BATCH) else set()
         return translate_grpo(theirs, base, {*own, *counted}, around, type(self).__name__)
@@ -187,7 +189,7 @@ class SFTConfig(Config):
 
     def _translate(
         self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: Surroundings
-    ) -> Translation:
+    ) -> TRLTranslation:
         counted = {PAIRS} if self._keys.get(self.file_flag) and not any(theirs.get(key) for key in SFT_BATCH) else set()
         return translate_sft(theirs, base, {*own, *counted}, around, type(self).__name__)
 

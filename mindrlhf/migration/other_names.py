@@ -13,11 +13,11 @@ from mindrlhf.migration.mindrlhf.table import place_of
 from mindrlhf.migration.trl.grpo import translate_grpo
 from mindrlhf.migration.trl.names import NEEDLESS, NOT_DONE, trl_names
 from mindrlhf.migration.trl.sft import translate_sft
-from mindrlhf.migration.trl.translation import Surroundings, Translation
+from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
 from mindrlhf.migration.verl.table import POLICY
 from mindrlhf.migration.verl.translation import translate
 
-TRL: dict[type[Settings], Callable[..., Translation]] = {GRPOSettings: translate_grpo, SFTSettings: translate_sft}
+TRL: dict[type[Settings], Callable[..., TRLTranslation]] = {GRPOSettings: translate_grpo, SFTSettings: translate_sft}
 # Two sizes of data: a value that differs between them is left open.
 SIZES = (Surroundings(devices=1, rows=1000), Surroundings(devices=1, rows=3000))
 
@@ -63,9 +63,9 @@ def _trl(settings: type[Settings], key: str, value: Any) -> str:
     except (TypeError, AttributeError, ValueError):  # a value of another type
         return f"here it is {' and '.join(trl_names(settings).get(key, ['another setting']))}, with another value"
     ours = [
-        name if placed != second.placed[name] else _written(name, placed[0])
+        name if placed != second.placed[name] else _written(name, placed.value)
         for name, placed in first.placed.items()
-        if placed[1] == key or placed != plain.placed.get(name)
+        if key in placed.theirs or placed != plain.placed.get(name)
     ]
     if ours:
         return f"here it is {' '.join(ours)}"

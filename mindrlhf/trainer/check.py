@@ -27,8 +27,7 @@ from mindrlhf.flags import LayoutFlags, SFTFlags, TrainFlags
 from mindrlhf.hub.models import local_model, local_models
 from mindrlhf.job import NO_OBJECTS, Job, Objects
 from mindrlhf.metrics.trackers import check_installed
-from mindrlhf.migration.mindrlhf.translation import Translation as Translated
-from mindrlhf.migration.mindrlhf.translation import is_mindrlhfs, is_mindrlhfs_name
+from mindrlhf.migration.mindrlhf.translation import MindRLHFTranslation, is_mindrlhfs, is_mindrlhfs_name
 from mindrlhf.migration.mindrlhf.translation import translate as translate_mindrlhf
 from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.verl.translation import translate
@@ -258,7 +257,7 @@ def from_verl(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list
     return flags, [*translation.overrides, *overrides]
 
 
-def from_mindrlhf(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list[str], Translated | None]:
+def from_mindrlhf(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list[str], MindRLHFTranslation | None]:
     """Translate MindRLHF's file in `--grpo_config`, and its names among the overrides.
 
     Returns the flags with those that the file sets, the other overrides, and the translation; None without such a file

@@ -5,18 +5,19 @@ are refused by name. The file of 0.4.0 has one flat group, which is read as `rl_
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.configs.layers import merge, parse_override, write_override
+from mindrlhf.configs.layers import merge, parse_override
 from mindrlhf.configs.model_yaml import ParallelSettings
 from mindrlhf.configs.yaml_file import Layer, read_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
 from mindrlhf.migration.mindrlhf.table import COPIED, FLAT, FLAT_NAMES, GROUPS, KNOWN, NEEDLESS, PASSED, REWARDS
 from mindrlhf.migration.other_names import is_trl_key
+from mindrlhf.migration.translation import Translation
 
 BATCH = ("rl_config.num_rollouts", "rl_config.chunk_size", "rl_config.batch_size", "rl_config.pack_num")
 VERIFIERS = "verifier_function", "verifier_weight"  # flags go over the file
@@ -24,29 +25,10 @@ LONGEST_DECAY = 10_000  # updates; a longer decay is constant over a run
 
 
 @dataclass
-class Translation:
-    """MindRLHF's settings as settings of this suite.
+class MindRLHFTranslation(Translation):
+    """MindRLHF's settings as settings of this suite."""
 
-    given: dotted key -> value. overrides: of the run's settings and, with the role's prefix, of the model YAMLs. flags:
-    flag of `mindrlhf train` -> value. sources: (ours, theirs) for people. needless: key -> reason.
-    """
-
-    given: Mapping[str, Any]
-    overrides: list[str] = field(default_factory=list)
-    flags: dict[str, str] = field(default_factory=dict)
-    sources: list[tuple[str, str]] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
-    needless: dict[str, str] = field(default_factory=dict)
-
-    def put(self, ours: str, value: Any, *theirs: str) -> None:
-        """Set our setting, flag or key of a model YAML."""
-        written = f"{ours} {value}" if ours.startswith("--") else write_override(ours, value)
-        if ours.startswith("--"):
-            self.flags[ours[2:]] = str(value)
-        else:
-            self.overrides.append(written)
-        self.sources.append((written, ", ".join(f"{key}={self.given[key]}" for key in theirs if key in self.given)))
-        self.used.update(theirs)
+    suite = "MindRLHF"
 
     def batch(self, train: ParallelSettings, infer: ParallelSettings) -> list[str]:
         """Compute a step's prompts and updates from both layouts, as overrides.
@@ -61,20 +43,18 @@ class Translation:
         rows *= train.data_parallel * (train.micro_batch_num if train.pipeline_stage > 1 else 1) * packed
         asked = max(1, prompts * int(self.given.get("rl_config.num_generations", 8)) // rows)
         updates = next(count for count in range(min(asked, prompts), 0, -1) if prompts % count == 0)
-        found = [f"data.prompts_per_step={prompts}", f"algorithm.updates_per_iteration={updates}"]
-        theirs = ", ".join(f"{key}={self.given[key]}" for key in BATCH if key in self.given)
         limit = f"; {asked} updates of {rows} answers there, whole groups here" if asked != updates else ""
-        self.sources += [(found[0], f"{theirs}, and data_parallel of generation"), (found[1], f"{theirs}{limit}")]
-        return found
+        earlier = len(self.overrides)
+        self.put("data.prompts_per_step", prompts, *BATCH, words=", and data_parallel of generation")
+        self.put("algorithm.updates_per_iteration", updates, *BATCH, words=limit)
+        return self.overrides[earlier:]
 
     def __str__(self) -> str:
-        width = max((len(ours) for ours, _ in self.sources), default=0)
-        lines = ["from MindRLHF:", *(f"  {ours:<{width}}  {theirs}" for ours, theirs in self.sources)]
-        reasons = dict.fromkeys(self.needless.values())
-        lines += ["from MindRLHF, needless here:"] * bool(reasons)
-        for words in reasons:
-            lines.append(f"  {words}: {', '.join(key for key, found in self.needless.items() if found == words)}")
-        return "\n".join(lines)
+        needless = [
+            f"{words}: {', '.join(key for key, found in self.needless.items() if found == words)}"
+            for words in dict.fromkeys(self.needless.values())
+        ]
+        return self.report({", needless here": needless})
 
 
 def is_mindrlhfs(path: str | None) -> bool:
@@ -91,7 +71,7 @@ def is_mindrlhfs_name(override: str) -> bool:
     return name.partition(".")[0] in GROUPS or (name in FLAT_NAMES and not is_trl_key(name))
 
 
-def translate(path: str | None, overrides: Sequence[str]) -> Translation:
+def translate(path: str | None, overrides: Sequence[str]) -> MindRLHFTranslation:
     """Translate a file of MindRLHF's, and overrides of its names.
 
     Raises UserError for a key that is not known, and for one that asks for something that is not done here.
@@ -101,7 +81,7 @@ def translate(path: str | None, overrides: Sequence[str]) -> Translation:
     for text in named:
         parse_override(text)
     merged = merge(layers or [Layer({}, {(): "command line"})], named)
-    result = Translation(dict(_leaves(merged.values)))
+    result = MindRLHFTranslation(dict(_leaves(merged.values)))
     _copy(result, Path(path or "").parent)
     _decide(result, merged)
     for key in result.given:
@@ -134,7 +114,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _copy(result: Translation, folder: Path) -> None:
+def _copy(result: MindRLHFTranslation, folder: Path) -> None:
     """Copy values.
 
     A model YAML may lie in the working directory or in `folder`, the file's.
@@ -153,7 +133,7 @@ def _copy(result: Translation, folder: Path) -> None:
                 result.put(f"{ours}{key.removeprefix(theirs)}", value, key)
 
 
-def _decide(result: Translation, merged: Layer) -> None:
+def _decide(result: MindRLHFTranslation, merged: Layer) -> None:
     """Apply the rules whose values differ from ours."""
     given = result.given
     result.used.update(BATCH)
@@ -186,9 +166,10 @@ def _decide(result: Translation, merged: Layer) -> None:
     _rewards(result, merged)
 
 
-def _decay(result: Translation) -> None:
+def _decay(result: MindRLHFTranslation) -> None:
     """Choose the shape of the learning rate: constant under a long decay."""
-    style, steps = "actor_config.lr_schedule.lr_decay_style", "actor_config.lr_schedule.decay_steps"
+    style = "actor_config.lr_schedule.lr_decay_style"
+    steps = "actor_config.lr_schedule.decay_steps"
     steps = steps if steps in result.given else "rl_config.decay_steps"
     if steps in result.given or style in result.given:
         shape = "cosine" if result.given.get(style, "cosine") == "cosine" else "linear"
@@ -196,7 +177,7 @@ def _decay(result: Translation) -> None:
         result.put("optimizer.lr_decay", "constant" if long else shape, style, steps)
 
 
-def _rewards(result: Translation, merged: Layer) -> None:
+def _rewards(result: MindRLHFTranslation, merged: Layer) -> None:
     names, weights = (_given_first(result, f"{FLAT}.{name}", f"reward_config.{name}") for name in VERIFIERS)
     functions, shares = (_listed(result.given.get(key)) for key in (names, weights))
     if not functions:
@@ -214,7 +195,7 @@ def _rewards(result: Translation, merged: Layer) -> None:
     result.put("reward.functions", value, names, weights)
 
 
-def _given_first(result: Translation, *names: str) -> str:
+def _given_first(result: MindRLHFTranslation, *names: str) -> str:
     """Find the first given name, else the last one, and note all as used."""
     result.used.update(names)
     return next((name for name in names if name in result.given), names[-1])

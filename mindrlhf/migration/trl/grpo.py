@@ -9,7 +9,7 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.errors import UserError
 from mindrlhf.migration.trl.names import DEFAULTS
 from mindrlhf.migration.trl.rules import RunRules
-from mindrlhf.migration.trl.translation import Surroundings, Translation
+from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
 
 PRESET = "preset:trl"
 PROMPTS = "data.prompts_per_step"
@@ -35,13 +35,13 @@ GENERATION = dict.fromkeys(("stop", "stop_strings"), "stop_strings") | {
 
 def translate_grpo(
     given: Mapping[str, Any], base: GRPOSettings, own: Collection[str], around: Surroundings, where: str = "GRPOConfig"
-) -> Translation:
+) -> TRLTranslation:
     """Translate the keys of a `GRPOConfig`.
 
     base: the settings that the keys override. own: dotted settings that the user gave under our names. Raises UserError
     for a key that is not TRL's, and for a value that is not supported here.
     """
-    result = _GRPO(where, given, GRPOSettings, base=base, own=own, around=around)
+    result = _GRPO(given, where=where, settings=GRPOSettings, base=base, own=own, around=around)
     own_rules = (result.batch, result.loss, result.advantage, result.reference, result.correction, result.sampling)
     for rule in (*own_rules, result.length, result.schedule, result.evaluation, result.saving, result.outputs):
         rule()
@@ -160,7 +160,9 @@ class _GRPO(RunRules):
             return
         if steps and whole:
             raise self.refuse("generation_batch_size", "and steps_per_generation is given; leave one of them out")
-        size, accumulation, devices = size or DEFAULTS[BATCH[0]], accumulation or 1, self.around.devices or 1
+        size = size or DEFAULTS[BATCH[0]]
+        accumulation = accumulation or 1
+        devices = self.around.devices or 1
         if whole:
             steps = self._whole(
                 "generation_batch_size", whole, size * devices, f"{size} completions x {devices} devices"
@@ -170,10 +172,8 @@ class _GRPO(RunRules):
         self.updates = updates * iterations
         if self.around.devices is None:
             return
-        generations, whole = (
-            self.peek("num_generations") or self.base.rollout.num_generations,
-            size * devices * steps,
-        )
+        generations = self.peek("num_generations") or self.base.rollout.num_generations
+        whole = size * devices * steps
         if whole % generations:
             least = math.lcm(generations, devices * steps) // (devices * steps)
             raise UserError(

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mindrlhf.migration.trl.names import DEFAULTS, METRICS
-from mindrlhf.migration.trl.translation import Surroundings, Translation
+from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
 
 ALWAYS = ("console", "jsonl")  # writers of every run
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 SCHEDULES |= dict.fromkeys(("cosine_with_min_lr", "cosine_warmup_with_min_lr"), "cosine")
 
 
-@dataclass
-class RunRules(Translation):
+@dataclass(kw_only=True)
+class RunRules(TRLTranslation):
     """Rules with the numbers that several of them need.
 
     measured: names of measurements on held-out data, `eval_...`. base: the settings that the keys override. own: dotted
@@ -41,7 +41,9 @@ class RunRules(Translation):
 
     def schedule(self) -> None:
         """Set optimizer, warm-up and decay of the learning rate."""
-        kind, numbers, name = self("lr_scheduler_type"), self("lr_scheduler_kwargs", {}), self("optim")
+        kind = self("lr_scheduler_type")
+        numbers = self("lr_scheduler_kwargs", {})
+        name = self("optim")
         if kind is not None:
             if kind not in SCHEDULES:
                 right = f"set it to one of {', '.join(SCHEDULES)}"
@@ -55,7 +57,8 @@ class RunRules(Translation):
                 self.put("optimizer.min_lr", factor * numbers[key], "lr_scheduler_kwargs")
         if name is not None and ("adamw" not in name or "schedule_free" in name):
             raise self.refuse("optim", "and AdamW is the only optimizer here; set it to adamw_torch")
-        steps, share = self("warmup_steps", 0), self("warmup_ratio", 0.0)
+        steps = self("warmup_steps", 0)
+        share = self("warmup_ratio", 0.0)
         if steps >= 1:
             self.put("optimizer.warmup_steps", steps, "warmup_steps")
         elif steps or share:
@@ -126,7 +129,8 @@ class RunRules(Translation):
 
     def _run_steps(self) -> float | None:
         """Compute our steps of the run, once the number is known."""
-        most, epochs = self.peek("max_steps", 0), self.peek("num_train_epochs", self.base.trainer.epochs)
+        most = self.peek("max_steps", 0)
+        epochs = self.peek("num_train_epochs", self.base.trainer.epochs)
         steps = most / self.updates if most > 0 else self.base.trainer.total_steps
         return steps or ((epoch := self._epoch()) and float(int(epochs * epoch)))
 
@@ -148,7 +152,8 @@ class RunRules(Translation):
     def _whole(self, key: str, value: int, divisor: int, name: str) -> int:
         """Divide a key's value; refuse a remainder."""
         if value % divisor:
-            below, above = value // divisor * divisor, -(-value // divisor) * divisor
+            below = value // divisor * divisor
+            above = -(-value // divisor) * divisor
             right = f"set it to {below} or {above}" if below else f"set it to {above}"
             raise self.refuse(key, f"which {name} ({divisor}) does not divide; {right}")
         return value // divisor

@@ -7,7 +7,7 @@ from typing import Any
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.migration.trl.names import DEFAULTS
 from mindrlhf.migration.trl.rules import RunRules
-from mindrlhf.migration.trl.translation import Surroundings, Translation
+from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
 
 PAIRS = "data.pairs_per_step"
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -15,9 +15,9 @@ BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 def translate_sft(
     given: Mapping[str, Any], base: SFTSettings, own: Collection[str], around: Surroundings, where: str = "SFTConfig"
-) -> Translation:
+) -> TRLTranslation:
     """Translate the keys of an `SFTConfig`; arguments and errors as in `translate_grpo`."""
-    result = _SFT(where, given, SFTSettings, base=base, own=own, around=around)
+    result = _SFT(given, where=where, settings=SFTSettings, base=base, own=own, around=around)
     for rule in (
         result.batch,
         result.order,

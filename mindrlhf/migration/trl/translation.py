@@ -4,7 +4,7 @@ Every key is translated, without effect here, or refused with a remedy.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -13,6 +13,7 @@ from mindrlhf.configs.layers import deep_merge
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
+from mindrlhf.migration.translation import Translation
 from mindrlhf.migration.trl.names import NEEDLESS, NOT_DONE, trl_names
 
 
@@ -27,20 +28,17 @@ class Surroundings:
     rows: int | None = None
 
 
-@dataclass
-class Translation:
+@dataclass(kw_only=True)
+class TRLTranslation(Translation):
     """TRL's keys as settings of this suite.
 
     where: name of the configuration, for messages. settings: class of the settings that the keys become.
-    placed: our dotted key -> (value, TRL's key). needless: TRL's key -> why it has no effect.
     """
 
+    suite = "TRL"
+
     where: str
-    given: Mapping[str, Any]
     settings: type[Settings]
-    placed: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    needless: dict[str, str] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """Take a key's value and mark it as used; None gives the default."""
@@ -52,10 +50,6 @@ class Translation:
         value = self.given.get(key)
         value = value.value if isinstance(value, Enum) else value
         return default if value is None else value
-
-    def put(self, ours: str, value: Any, theirs: str) -> None:
-        """Set our key, which follows from one of TRL's."""
-        self.placed[ours] = value, theirs
 
     def copy(self, ours: str, theirs: str) -> None:
         """Set our key to the value of TRL's, if there is one."""
@@ -91,13 +85,10 @@ class Translation:
 
     def layer(self) -> Layer:
         """Return the settings as a layer, each with the place of its key."""
-        values: dict[str, Any] = {}
         places: dict[tuple[str, ...], str] = {(): self.where}
-        for ours, (value, theirs) in self.placed.items():
-            path = tuple(ours.split("."))
-            places[path] = f"{self.where}: {theirs}"
-            values = deep_merge(values, nested({ours: value}))
-        return Layer(values, places)
+        for ours, one in self.placed.items():
+            places[tuple(ours.split("."))] = f"{self.where}: {one.theirs[0]}"
+        return Layer(nested({ours: one.value for ours, one in self.placed.items()}), places)
 
 
 def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:

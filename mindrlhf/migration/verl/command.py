@@ -70,7 +70,8 @@ def read_command(text: str) -> Keys:
     words = list(_without_config_flags(command.words))
     files = [word for word in words if word.endswith(YAML_SUFFIXES) and "=" not in word]
     filed = {key: value for file in files for key, value in _asked(read_yaml(file).values)}
-    given, own = dict(filed), {}
+    given = dict(filed)
+    own = {}
     for word in words:
         name, equals, value = word.lstrip("+~").partition("=")
         key = name.removeprefix(POLICY)

@@ -5,51 +5,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindrlhf.configs.layers import write_override
 from mindrlhf.errors import UserError
+from mindrlhf.migration.translation import FLAG, Translation
 from mindrlhf.migration.verl.command import Keys
 from mindrlhf.migration.verl.table import COPIED_WITH, VERL_DEFAULTS
 
 
-@dataclass
-class Translation:
+@dataclass(kw_only=True)
+class VerlTranslation(Translation):
     """A verl command line as settings of this suite.
 
     Every key of the command line is in one of used, elsewhere, needless, not_done and unknown.
     keys: all keys except keys of features that are not done. command: all keys.
-    overrides: `group.key=value` each, for `load_grpo_config`.
-    flags: flag of `mindrlhf train`, without dashes -> value; a flag that the user gives overrides it.
-    sources: (ours, theirs) for people, one for each override and flag. used: verl's keys in them.
-    elsewhere: key -> its place. needless: key -> why it is needless. unknown: key -> words with the nearest known key.
-    not_done: key -> why it is not done. refused: key that asks for it -> the reason that `check` names.
-    judged: key -> arguments of `judge`.
+    elsewhere: key -> its place. unknown: key -> words with the nearest known key. not_done: key -> why it is not done.
+    refused: key that asks for it -> the reason that `check` names. judged: key -> arguments of `judge`.
     """
+
+    suite = "verl"
+    defaults = VERL_DEFAULTS
 
     keys: Keys
     command: Keys
-    overrides: list[str] = field(default_factory=list)
-    flags: dict[str, str] = field(default_factory=dict)
-    sources: list[tuple[str, str]] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
     elsewhere: dict[str, str] = field(default_factory=dict)
-    needless: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     not_done: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     judged: dict[str, tuple[str, str]] = field(default_factory=dict)
 
-    def put(self, ours: str, value: Any, *theirs: str) -> None:
-        """Set our key or `--flag`. theirs: keys of verl that determine the value."""
-        if ours.startswith("--"):
-            value = self.flags[ours[2:]] = os.path.expanduser(str(value))
-            shown = f"{ours} {value}"
-        else:
-            shown = write_override(ours, value)
-            self.overrides.append(shown)
-        given, known = self.keys.given, VERL_DEFAULTS | self.keys.given
-        followed = [f"{key}={known[key]}" + " (verl's default)" * (key not in given) for key in theirs if key in known]
-        self.used.update(key for key in theirs if key not in self.not_done)
-        self.sources.append((shown, ", ".join(followed)))
+    def put(self, ours: str, value: Any, *theirs: str, words: str = "") -> None:
+        """Set our key, which follows from `theirs`; a flag's `~` becomes the user's folder."""
+        super().put(ours, os.path.expanduser(str(value)) if ours.startswith(FLAG) else value, *theirs, words=words)
 
     def copy(self, ours: str, theirs: str, change: Callable[[Any], Any] = lambda value: value) -> None:
         """Set our key to the first given value of `theirs`, if any."""
@@ -76,6 +61,7 @@ class Translation:
 
     def place_others(self, look_up: Callable[[str, Any], tuple[str, str]]) -> None:
         """Find a place for each given key without a setting."""
+        self.used -= self.not_done.keys()
         for key, value in self.keys.given.items():
             if key not in self.not_done and key not in self.used:
                 place, words = self.judged.get(key) or look_up(key, value)
@@ -94,18 +80,17 @@ class Translation:
             raise UserError(f"--from-verl: {'; '.join(mistakes)}; correct it or leave it out.")
 
     def __str__(self) -> str:
-        width = max(len(ours) for ours, _ in self.sources)
-        parts = {
-            "": [f"{ours:<{width}}  {theirs}" for ours, theirs in self.sources],
+        others = {
             ", done elsewhere": self._by_words(self.elsewhere),
             ", needless here": self._by_words(self.needless),
             ", NOT DONE": self._by_words(self.not_done),
-            ", unknown": [*self.unknown.values()],
+            ", unknown": self.unknown.values(),
         }
-        titled = [[f"from verl{title}:", *(f"  {line}" for line in lines)] for title, lines in parts.items() if lines]
+        if not self.command.unfollowed:
+            return self.report(others)
         names = ", ".join(self.command.unfollowed)
-        said = f"from verl: the script's branches are not followed; {names} may have other values, so give their keys."
-        return "\n".join([*(line for lines in titled for line in lines), *[said] * bool(names)])
+        said = f"the script's branches are not followed; {names} may have other values, so give their keys."
+        return f"{self.report(others)}\nfrom verl: {said}"
 
     def _by_words(self, table: Mapping[str, str]) -> list[str]:
         """Format `words: key=value, key=value`; keys of a file are counted only."""

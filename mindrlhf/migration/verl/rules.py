@@ -12,7 +12,7 @@ from mindrlhf.data.source import SEPARATOR
 from mindrlhf.data.truncation import TRUNCATIONS
 from mindrlhf.errors import UserError
 from mindrlhf.migration.verl.command import Keys
-from mindrlhf.migration.verl.result import Translation
+from mindrlhf.migration.verl.result import VerlTranslation
 from mindrlhf.migration.verl.table import COPIED_WITH, FILE_DEFAULTS, MEGATRON_MODULES, NAMES
 
 KL = {  # switch -> coefficient, estimator
@@ -22,6 +22,9 @@ KL = {  # switch -> coefficient, estimator
 DECAYS = ("constant", "linear", "cosine")
 DECAY_KEYS = ("warmup_style", "lr_scheduler_type", "lr_decay_style")
 METRICS = ("acc", "score")
+VERL_REWARD = """
+verl: its rule for a row's data_source; openai/gsm8k to the letter, MATH, DAPO, AIME and
+Numina by `math`, which compares values and not texts; other sources are refused"""
 WITHOUT_LIMIT = 1_000_000  # rounds of dynamic sampling
 OVERLONG_BUFFERS = (
     "reward_model.overlong_buffer",
@@ -36,8 +39,10 @@ TOOLS = {"code_interpreter": "python", "calculator": "calculator", "sqlite": "sq
 UNLIMITED_TURNS = 1_000
 
 
-def _data(keys: Keys, result: Translation) -> None:
-    filtered, treatment, column = "data.filter_overlong_prompts", "data.truncation", "data.prompt_key"
+def _data(keys: Keys, result: VerlTranslation) -> None:
+    filtered = "data.filter_overlong_prompts"
+    treatment = "data.truncation"
+    column = "data.prompt_key"
     truncation = "drop" if keys(filtered) is True else keys(treatment)
     if truncation in TRUNCATIONS:
         result.put("data.truncation", truncation, filtered, treatment)
@@ -57,7 +62,7 @@ def _data(keys: Keys, result: Translation) -> None:
         result.put("data.chat_template_kwargs", variables, group, *keys.below(group))
 
 
-def _sampling(keys: Keys, result: Translation) -> None:
+def _sampling(keys: Keys, result: VerlTranslation) -> None:
     for ours, theirs in (("rollout", "rollout"), ("validation", "rollout.val_kwargs")):
         drawn, temperature, top_k = (f"{theirs}.{name}" for name in ("do_sample", "temperature", "top_k"))
         if keys(drawn) is False:
@@ -68,7 +73,7 @@ def _sampling(keys: Keys, result: Translation) -> None:
             result.put(f"{ours}.top_k", keys.positive(top_k) or 0, top_k)
 
 
-def _tools(keys: Keys, result: Translation) -> list[str]:
+def _tools(keys: Keys, result: VerlTranslation) -> list[str]:
     """List ready tools for the names in verl's tool file; refuse others.
 
     Raises UserError for a file that cannot be read.
@@ -91,7 +96,7 @@ def _tools(keys: Keys, result: Translation) -> list[str]:
     return tools
 
 
-def _turns(keys: Keys, result: Translation) -> None:
+def _turns(keys: Keys, result: VerlTranslation) -> None:
     if keys(f"{TURNS}.enable") is not True:
         return
     named, turns, form = (f"{TURNS}.{name}" for name in ("tool_config_path", "max_assistant_turns", "format"))
@@ -110,7 +115,7 @@ def _turns(keys: Keys, result: Translation) -> None:
             result.refuse(f"{TURNS}.{name}", reason)
 
 
-def _reward(keys: Keys, result: Translation) -> None:
+def _reward(keys: Keys, result: VerlTranslation) -> None:
     for buffer in OVERLONG_BUFFERS:
         switch, factor = f"{buffer}.enable", f"{buffer}.penalty_factor"
         if keys(switch) is True:
@@ -125,14 +130,10 @@ def _reward(keys: Keys, result: Translation) -> None:
             result.put("reward.functions", [function], path, name, *keys.below(kwargs))
             return
     result.put("reward.functions", [{"name": "verl"}])
-    result.put("validation.reward", "verl")
-    result.sources.append(
-        ("", "verl: its rule for a row's data_source; openai/gsm8k to the letter, MATH, DAPO, AIME and")
-    )
-    result.sources.append(("", "Numina by `math`, which compares values and not texts; other sources are refused"))
+    result.put("validation.reward", "verl", words=VERL_REWARD)
 
 
-def _memory(keys: Keys, result: Translation) -> None:
+def _memory(keys: Keys, result: VerlTranslation) -> None:
     """Swap for all roles where verl moves the tensors of one.
 
     These are its weights, its moments or its gradients.
@@ -142,28 +143,28 @@ def _memory(keys: Keys, result: Translation) -> None:
         result.put("memory.swap", any(map(keys, switches)), *switches)
 
 
-def _trainer(keys: Keys, result: Translation) -> None:
+def _trainer(keys: Keys, result: VerlTranslation) -> None:
     given = keys("trainer.logger")
     if given:
         names = {"jsonl" if name == "file" else name for name in ([given] if isinstance(given, str) else given)}
         ours = [name for name in get_args(Logger) if name in {"console", "jsonl", *names}]
-        result.put("trainer.loggers", ours, "trainer.logger")
         missing = ", ".join(sorted(names.difference(ours)))
-        if missing:
-            result.sources.append(("", f"not here: {missing}; jsonl has the same metrics"))
+        words = f"\nnot here: {missing}; jsonl has the same metrics" if missing else ""
+        result.put("trainer.loggers", ours, "trainer.logger", words=words)
     for name in ("trainer.project_name", "trainer.experiment_name"):
         result.copy(name, name, str)
     if keys("trainer.rollout_data_dir"):
         result.put("trainer.save_rollouts", True, "trainer.rollout_data_dir")
 
 
-def _checkpoints(keys: Keys, result: Translation) -> None:
+def _checkpoints(keys: Keys, result: VerlTranslation) -> None:
     kept, path = "trainer.max_actor_ckpt_to_keep", "trainer.resume_from_path"
     if keys.positive("trainer.save_freq") or kept in keys.given:
         result.put("trainer.save_max_ckpt_num", keys.positive(kept), kept)
     if keys("trainer.resume_mode") == "resume_path":
         result.copy(path, path, lambda given: os.path.expanduser(str(given)))
-    folder, names = "trainer.default_local_dir", ("trainer.project_name", "trainer.experiment_name")
+    folder = "trainer.default_local_dir"
+    names = ("trainer.project_name", "trainer.experiment_name")
     if keys(folder):
         result.copy("--save_ckpt_dir", folder)
         result.copy("--output_dir", folder)
@@ -174,7 +175,7 @@ def _checkpoints(keys: Keys, result: Translation) -> None:
         result.put("--output_dir", default, *given)
 
 
-def _batch(keys: Keys, result: Translation) -> None:
+def _batch(keys: Keys, result: VerlTranslation) -> None:
     size, part = "data.train_batch_size", "actor.ppo_mini_batch_size"
     if keys.first("data.gen_batch_size") and keys("algorithm.filter_groups.enable") is not True:
         size = "data.gen_batch_size"  # verl draws these for a step; dynamic sampling uses train_batch_size of them
@@ -187,7 +188,7 @@ def _batch(keys: Keys, result: Translation) -> None:
     result.put("algorithm.updates_per_iteration", prompts // mini, size, part)
 
 
-def _micro_batch(keys: Keys, result: Translation) -> None:
+def _micro_batch(keys: Keys, result: VerlTranslation) -> None:
     """Translate verl's micro-batch size, in tokens or rows, per process."""
     ours, dynamic, tokens = (
         "train.max_tokens_per_micro_batch",
@@ -204,8 +205,9 @@ def _micro_batch(keys: Keys, result: Translation) -> None:
         result.put(ours, rows * row, name, length, dynamic)
 
 
-def _advantage(keys: Keys, result: Translation) -> None:
-    estimator, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
+def _advantage(keys: Keys, result: VerlTranslation) -> None:
+    estimator = "algorithm.adv_estimator"
+    by_std = "algorithm.norm_adv_by_std_in_grpo"
     ours = NAMES["advantage"].get(keys(estimator), keys(estimator))
     if ours not in ADVANTAGES:
         followers = by_std, *(key for name in ADVANTAGES for key in COPIED_WITH.get(name, {}).values())
@@ -219,7 +221,7 @@ def _advantage(keys: Keys, result: Translation) -> None:
     result.copy_with(ours)
 
 
-def _loss(keys: Keys, result: Translation) -> None:
+def _loss(keys: Keys, result: VerlTranslation) -> None:
     mode, by_token = "actor.policy_loss.loss_mode", "actor.use_token_level_loss"
     ours = NAMES["policy_loss"].get(keys(mode), keys(mode))
     if ours not in POLICY_LOSSES:
@@ -250,7 +252,7 @@ def _of_loss(keys: Keys) -> list[str]:
     return [name for name in keys.below("actor") if name.startswith(beginnings)]
 
 
-def _kl(keys: Keys, result: Translation) -> None:
+def _kl(keys: Keys, result: VerlTranslation) -> None:
     asked = {switch: KL[switch][0] for switch in KL if keys(switch) is True}
     on = [switch for switch, coefficient in asked.items() if keys.number(coefficient)]
     silent = [coefficient for switch, coefficient in asked.items() if switch not in on]
@@ -273,7 +275,7 @@ def _kl(keys: Keys, result: Translation) -> None:
         result.copy("algorithm.kl_horizon", "algorithm.kl_ctrl.horizon")
 
 
-def _optimizer(keys: Keys, result: Translation, theirs: str = "actor", ours: str = "optimizer") -> None:
+def _optimizer(keys: Keys, result: VerlTranslation, theirs: str = "actor", ours: str = "optimizer") -> None:
     group, least = f"{theirs}.optim", f"{theirs}.optim.min_lr"
     for name, beta in zip(("beta1", "beta2"), keys(f"{group}.betas"), strict=False):
         result.put(f"{ours}.{name}", beta, f"{group}.betas")
@@ -289,8 +291,9 @@ def _optimizer(keys: Keys, result: Translation, theirs: str = "actor", ours: str
         result.copy(f"{ours}.min_lr", least)
 
 
-def _warm_up(keys: Keys, result: Translation, ours: str, steps: str) -> None:
-    share, total = f"{steps}_ratio", "trainer.total_training_steps"
+def _warm_up(keys: Keys, result: VerlTranslation, ours: str, steps: str) -> None:
+    share = f"{steps}_ratio"
+    total = "trainer.total_training_steps"
     if keys.positive(steps):
         result.copy(ours, steps)
     elif keys.positive(share):
@@ -300,7 +303,7 @@ def _warm_up(keys: Keys, result: Translation, ours: str, steps: str) -> None:
         result.put(ours, int(keys(share) * keys(total)), share, total)
 
 
-def _critic(keys: Keys, result: Translation) -> None:
+def _critic(keys: Keys, result: VerlTranslation) -> None:
     if keys("algorithm.adv_estimator") != "gae":
         result.judge("needless", "only the estimator gae has a critic", *keys.below("critic"), "trainer.critic_warmup")
         return
@@ -311,7 +314,7 @@ def _critic(keys: Keys, result: Translation) -> None:
             result.refuse(f"critic.{name}", f"the critic has the actor's, {keys(f'actor.{name}')}")
 
 
-def _adapters(keys: Keys, result: Translation) -> None:
+def _adapters(keys: Keys, result: VerlTranslation) -> None:
     path = keys.first("model.lora_adapter_path", f"{MEGATRON_ADAPTER}.adapter_path")
     if path:
         result.copy("lora.adapter_path", path)
@@ -323,7 +326,7 @@ def _adapters(keys: Keys, result: Translation) -> None:
         _megatron_adapters(keys, result)
 
 
-def _megatron_adapters(keys: Keys, result: Translation) -> None:
+def _megatron_adapters(keys: Keys, result: VerlTranslation) -> None:
     group = MEGATRON_ADAPTER
     result.judge("needless", "A is drawn uniformly, B is 0, both are float32", *keys.below(group))
     if keys(f"{group}.type") not in (None, "lora", "canonical_lora"):
@@ -340,7 +343,7 @@ def _megatron_adapters(keys: Keys, result: Translation) -> None:
             result.put(f"lora.{name}", ours, f"{group}.{name}")
 
 
-def _dapo(keys: Keys, result: Translation) -> None:
+def _dapo(keys: Keys, result: VerlTranslation) -> None:
     switch, rounds, metric = (f"algorithm.filter_groups.{name}" for name in ("enable", "max_num_gen_batches", "metric"))
     if keys(switch) is not True:
         return
@@ -353,9 +356,11 @@ def _dapo(keys: Keys, result: Translation) -> None:
         result.refuse(metric, f"groups are compared by {' or '.join(METRICS)}, without the overlong punishment")
 
 
-def _correction(keys: Keys, result: Translation) -> None:
+def _correction(keys: Keys, result: VerlTranslation) -> None:
     group, cap = "algorithm.rollout_correction", "actor.tis_imp_ratio_cap"
-    weights, rows, threshold = f"{group}.rollout_is", f"{group}.rollout_rs", f"{group}.rollout_is_threshold"
+    weights = f"{group}.rollout_is"
+    rows = f"{group}.rollout_rs"
+    threshold = f"{group}.rollout_is_threshold"
     if keys(rows) not in (None, keys(weights)):
         result.refuse(rows, "rows and tokens are left out by the level of rollout_is only", *keys.below(group))
     elif keys(weights) in ("token", "sequence"):
@@ -364,7 +369,8 @@ def _correction(keys: Keys, result: Translation) -> None:
         lowest = switch = threshold
         if keys(rows) is not None:
             threshold = keys.first(f"{rows}_threshold") or threshold
-            lowest, switch = keys.first(f"{rows}_threshold_lower") or threshold, rows
+            lowest = keys.first(f"{rows}_threshold_lower") or threshold
+            switch = rows
             upper = str(keys(threshold))
             lower = str(1 / _bound(upper, threshold) if lowest == threshold else keys(lowest))
         if lower:

@@ -21,7 +21,8 @@ ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:(\w+)|([@*#]))|\$\{(\w+)(\[@\]|\[\*\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 JOINS = ["&&"], ["||"]
-OPENING, CLOSING = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
+OPENING = ("if", "case", "for", "while", "until", "select")
+CLOSING = ("fi", "esac", "done")
 TESTS = ("[", "[[", "test")
 SEPARATOR = "\0"  # between the words that one word expands to
 ARITHMETIC = {
@@ -62,7 +63,10 @@ def script_command(text: str, where: str) -> Command:
 
     where: name of the text in messages.
     """
-    shell, commands, depth, before = _Shell(), [], 0, []
+    shell = _Shell()
+    commands = []
+    depth = 0
+    before = []
     branched: dict[str, None] = {}  # names that branches set
     try:
         for words in _statements(text):
@@ -120,14 +124,16 @@ class _Shell:
 
     def expand(self, raw: str) -> list[str]:
         """Expand a raw word, quotes and all, into words."""
-        text, quoted = self._expanded(raw), raw[:1] in ("'", '"') and not raw.startswith(('"$@', '"${'))
+        text = self._expanded(raw)
+        quoted = raw[:1] in ("'", '"') and not raw.startswith(('"$@', '"${'))
         return [word for word in text.split(SEPARATOR) if word or quoted]
 
     def _expanded(self, raw: str, inside: bool = False) -> str:
         """Expand text; inside: of double quotes, where values are not split into words."""
         parts, at = [], 0
         while at < len(raw):
-            end, sign = _end(raw, at, inside), raw[at]
+            end = _end(raw, at, inside)
+            sign = raw[at]
             piece = raw[at:end]
             if sign == "\\" and len(piece) == 2:
                 parts.append("" if piece[1] == "\n" else piece[1] if not inside or piece[1] in '"\\$`' else piece)

@@ -12,7 +12,9 @@ OFF = (None, False, 0, "", [], {})
 
 _FACTS = read_yaml(Path(__file__).with_name("keys.yaml")).values
 VERL_DEFAULTS, FILE_DEFAULTS = _FACTS["defaults"], _FACTS["file_defaults"]
-COPIED, COPIED_WITH, COPIED_OR_NULL = _FACTS["copied"], _FACTS["copied_with"], _FACTS["copied_or_null"]
+COPIED = _FACTS["copied"]
+COPIED_WITH = _FACTS["copied_with"]
+COPIED_OR_NULL = _FACTS["copied_or_null"]
 NAMES, MEGATRON_MODULES = _FACTS["names"], _FACTS["megatron_modules"]
 NEEDLESS, ELSEWHERE = _FACTS["needless"], _FACTS["elsewhere"]
 

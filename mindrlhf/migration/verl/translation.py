@@ -12,12 +12,12 @@ from typing import Any
 
 from mindrlhf.files.text import nearest
 from mindrlhf.migration.verl.command import read_command
-from mindrlhf.migration.verl.result import Translation
+from mindrlhf.migration.verl.result import VerlTranslation
 from mindrlhf.migration.verl.rules import RULES
 from mindrlhf.migration.verl.table import COPIED, COPIED_OR_NULL, NOT_DONE, PLACES, Feature
 
 
-def translate(text: str) -> Translation:
+def translate(text: str) -> VerlTranslation:
     """Translate a verl command line: `key=value ...`, and YAML files of keys.
 
     Keys of features that are not done are noted for `check`, which refuses them, and the other keys are translated as
@@ -29,7 +29,7 @@ def translate(text: str) -> Translation:
     followers = {key: _followers(feature, command.given) for key, feature in features.items()}
     left_out = {*features, *(key for keys in followers.values() for key in keys)}
     keys = replace(command, given={key: value for key, value in command.given.items() if key not in left_out})
-    result = Translation(keys, command)
+    result = VerlTranslation(keys.given, keys=keys, command=command)
     for key, feature in features.items():
         result.refuse(key, str(feature), *followers[key])
     for ours, theirs in COPIED.items():
