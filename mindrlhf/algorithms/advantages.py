@@ -92,7 +92,8 @@ def _apply(rule: Callable[..., np.ndarray], scores: Groups, *others: Sequence[np
     """
     results = []
     for score, *more in zip(scores, *others, strict=True):
-        result, valid = np.zeros(score.shape), np.isfinite(score)
+        result = np.zeros(score.shape)
+        valid = np.isfinite(score)
         if differ(score[valid]):
             result[valid] = rule(score[valid], *(other[valid] for other in more))
         results.append(result)

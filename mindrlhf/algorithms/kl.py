@@ -48,7 +48,8 @@ def kl_estimator(name: str) -> Callable:
     padding, whatever it holds. Raises UserError for an unknown name.
     """
     plain = check_kl_estimator(name)
-    straight_through, estimate = plain != name, ESTIMATORS[plain]
+    straight_through = plain != name
+    estimate = ESTIMATORS[plain]
 
     def kl(log_probs, reference_log_probs, mask):
         log_ratio = masked_log_ratio(log_probs, reference_log_probs, mask)

@@ -83,7 +83,8 @@ def _masked(formula: Callable) -> Callable:
     def losses(log_probs, old_log_probs, advantages, mask, *selected):
         valid = mask > 0
         log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-        log_probs, advantages = ops.where(valid, log_probs, 0.0), ops.where(valid, advantages, 0.0)
+        log_probs = ops.where(valid, log_probs, 0.0)
+        advantages = ops.where(valid, advantages, 0.0)
         losses, conditions = formula(log_probs, log_ratio, advantages, mask, *selected)
         metrics = {name: ops.where(condition, mask, 0.0) for name, condition in conditions.items()}
         metrics["policy_kl"] = -log_ratio
@@ -119,7 +120,9 @@ def clip(
             ratio = ops.clamp(ratio, None, delta)
         unclipped = -advantages * ratio
         clipped = -advantages * ops.clamp(ratio, 1.0 - epsilon_low, 1.0 + epsilon_high)
-        losses, acts, negative = ops.maximum(unclipped, clipped), clipped > unclipped, advantages < 0
+        losses = ops.maximum(unclipped, clipped)
+        acts = clipped > unclipped
+        negative = advantages < 0
         conditions = {
             "clip_fraction": acts,
             "clip_fraction_low": ops.logical_and(acts, negative),

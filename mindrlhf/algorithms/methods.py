@@ -71,7 +71,9 @@ class Methods(dict[str, Kind], Generic[Kind]):
 
     def __init__(self, what: str, kind: type[Kind], elsewhere: Mapping[str, str] | None = None):
         super().__init__()
-        self.what, self._kind, self.elsewhere = what, kind, elsewhere or {}
+        self.what = what
+        self._kind = kind
+        self.elsewhere = elsewhere or {}
 
     def register(self, **traits: Any) -> Callable[[Callable], Callable]:
         """Return the decorator that adds a function under its own name."""

@@ -24,10 +24,12 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
     """
     sums = np.zeros(len(SUMS))
     for train, rollout in zip(log_probs, rollout_log_probs, strict=True):
-        train, rollout = np.asarray(train, np.float64), np.asarray(rollout, np.float64)
+        train = np.asarray(train, np.float64)
+        rollout = np.asarray(rollout, np.float64)
         if train.size:
             log_ratio = _clamp(train - rollout)
-            weight, sequence_weight = np.exp(log_ratio), np.exp(_clamp(log_ratio.sum()))
+            weight = np.exp(log_ratio)
+            sequence_weight = np.exp(_clamp(log_ratio.sum()))
             sums[:5] += train.size, 1, weight.sum(), (weight**2).sum(), sequence_weight**2
             train_ppl, rollout_ppl = -train.mean(), -rollout.mean()
             difference = _clamp(train_ppl - rollout_ppl)

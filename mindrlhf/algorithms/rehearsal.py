@@ -70,7 +70,8 @@ def rehearse_loss(loss: PolicyLoss) -> None:
 
     mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0]], np.float32)
     now = np.array([[-1.0, -0.5, -2.0, -0.1], [-0.7, -1.5, -0.3, -1.0]], np.float32)
-    old, advantages = now + np.float32(0.05), np.array([[1.0], [-0.5]], np.float32) * mask
+    old = now + np.float32(0.05)
+    advantages = np.array([[1.0], [-0.5]], np.float32) * mask
     arrays = [now, old, advantages, mask]
     if loss.select is not None:
         arrays.append(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32))

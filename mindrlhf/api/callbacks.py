@@ -45,7 +45,9 @@ class Callbacks:
 
     def __init__(self, callbacks: Iterable[Any], args: Any, state: TrainerState, **others: Any):
         self._callbacks: list[Any] = []
-        self._args, self._state, self._others = args, state, others
+        self._args = args
+        self._state = state
+        self._others = others
         self.control = TrainerControl()
         for callback in callbacks:
             self.add(callback)

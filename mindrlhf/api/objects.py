@@ -102,7 +102,8 @@ def importable_names(objects: Iterable[Any] | None, what: str) -> list[str]:
 
 
 def _importable_name(one: Any, what: str) -> str:
-    name, module = getattr(one, "__qualname__", ""), sys.modules.get(getattr(one, "__module__", None) or "")
+    name = getattr(one, "__qualname__", "")
+    module = sys.modules.get(getattr(one, "__module__", None) or "")
     try:
         file = Path(inspect.getsourcefile(one) or "")
     except TypeError:  # neither a function nor a class of Python's

@@ -75,9 +75,11 @@ class Trainer(AfterTraining, ABC):
         if file := loading():
             found = f"{file}: makes a trainer when it is imported, as processes of its tools and environments do"
             raise UserError(f'{found}; put that below `if __name__ == "__main__":`.')
-        self._path, self._processing_class = model_path(model, type(self).__name__), processing_class
+        self._path = model_path(model, type(self).__name__)
+        self._processing_class = processing_class
         self.model = None if self._path is None else ModelFolder(self._path, self.save_model)
-        self.args, self.state = args, TrainerState()
+        self.args = args
+        self.state = TrainerState()
         self.output = Path(args.output_dir or f"out/{Path(self._path or 'model').name}")
         self.state.is_world_process_zero = is_first_process()
         self._temporary = TemporaryDirectory(prefix="mindrlhf-")
@@ -165,14 +167,16 @@ class Trainer(AfterTraining, ABC):
             raise UserError("save_model: nothing is trained yet; call train first.")
         if not is_first_process():
             return
-        target, source = Path(output_dir or self.output), Path(self._trained)
+        target = Path(output_dir or self.output)
+        source = Path(self._trained)
         if source != self.checkpoints:
             with atomic_files(target) as stage:
                 shutil.copytree(source, stage, dirs_exist_ok=True)
             return
         from mindrlhf.commands import export
 
-        parser, merge = argparse.ArgumentParser(), ["--merge"] if self.args.settings().lora.enabled else []
+        parser = argparse.ArgumentParser()
+        merge = ["--merge"] if self.args.settings().lora.enabled else []
         export.add_arguments(parser)
         export.run(parser.parse_args(["--checkpoint", str(source), "--output", str(target), *merge]))
 
@@ -227,7 +231,8 @@ class Trainer(AfterTraining, ABC):
 
     def _flags(self, resume: str | None = None, validate_only: bool = False) -> Any:
         """Make the flags of a run, or of a measurement alone."""
-        resolved, given = self._resolve(), dict(self._given)
+        resolved = self._resolve()
+        given = dict(self._given)
         settings = merge((resolved.settings, Layer(nested(given), {(): type(self).__name__})))
         file = resolved.flags.get(self.args.file_flag)
         config: Any = load_settings(self.args.kind, file, given=settings, other_names=answer)
@@ -282,7 +287,8 @@ class Trainer(AfterTraining, ABC):
 
         During a step or a callback a signal is a request to stop; between them it has its usual effect.
         """
-        begins, every = True, self.args.settings().trainer.log_every
+        begins = True
+        every = self.args.settings().trainer.log_every
         try:
             while True:
                 with listening(signals):
@@ -308,7 +314,8 @@ class Trainer(AfterTraining, ABC):
 
     def _seen(self, record: "StepRecord", every: int) -> dict[str, float]:
         """Report a step to callbacks; every: steps from one log to the next."""
-        state, logs = self.state, self._named({"step": record.step, **record.metrics})
+        state = self.state
+        logs = self._named({"step": record.step, **record.metrics})
         state.max_steps, state.epoch = record.total, record.metrics.get("training/epoch", state.epoch)
         if record.step > 0:
             state.global_step = record.step
@@ -329,7 +336,9 @@ class Trainer(AfterTraining, ABC):
         """Set the state to what earlier starts of the run logged."""
         from mindrlhf.metrics.writers import METRICS_FILE, read_metrics
 
-        file, every, state = self.output / METRICS_FILE, self.args.settings().trainer.log_every, self.state
+        file = self.output / METRICS_FILE
+        every = self.args.settings().trainer.log_every
+        state = self.state
         rows = [self._named(row) for row in read_metrics(file)] if resumes and file.is_file() else []
         state.log_history.clear()
         for logs in rows:
@@ -363,10 +372,8 @@ class Trainer(AfterTraining, ABC):
         model = self._trained or self._path
         if model is None:
             raise UserError("generate: there is no model yet; call train first.")
-        group, device = (
-            getattr(self.args.settings(), self.sampling),
-            self.args.flag("device_target") or default_device(),
-        )
+        group = getattr(self.args.settings(), self.sampling)
+        device = self.args.flag("device_target") or default_device()
         base = {name: getattr(group, name) for name in SamplingSettings.model_fields}
         settings = load_settings(SamplingSettings, given=Layer(base | dict(sampling), {(): "generate"}))
         key = model, settings, seed, device

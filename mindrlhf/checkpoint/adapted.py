@@ -39,7 +39,8 @@ def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
         saved = checkpoint.run.get("model", {}).get("adapter")
         if saved is None:
             return None
-        adapter, base = TypeAdapter(Adapter).validate_python(saved), checkpoint.run["base"]
+        adapter = TypeAdapter(Adapter).validate_python(saved)
+        base = checkpoint.run["base"]
         recorded = Base(base["path"], base["fingerprint"])
     model = read_hf_config(checkpoint.hf_folder).model_copy(update={"adapter": adapter})
     rows = [spec for spec in parameter_table(model) if spec.adapts]

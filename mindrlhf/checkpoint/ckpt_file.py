@@ -76,10 +76,12 @@ def _entry(path: Path, data: mmap.mmap, start: int, end: int) -> StoredTensor | 
         return None
     name = data[slice(*entry.get(1, (0, 0)))].decode()
     fields = list(_fields(data, *entry[2]))
-    dims, rest = [int(value) for field, value in fields if field == 1], dict(fields)
+    dims = [int(value) for field, value in fields if field == 1]
+    rest = dict(fields)
     if 3 not in rest:
         raise ValueError(f"incomplete tensor {name}")
-    dtype, (begin, stop) = data[slice(*rest.get(2, (0, 0)))].decode().lower(), rest[3]
+    dtype = data[slice(*rest.get(2, (0, 0)))].decode().lower()
+    begin, stop = rest[3]
     shape = () if dims == [0] else tuple(dims)  # how MindSpore writes a number without dimensions
     return StoredTensor(path, name, dtype, shape, ((begin, stop - begin),))
 

@@ -37,7 +37,8 @@ def read_hf_config(directory: str | Path) -> ModelConfig:
     """
     file = Path(directory, CONFIG_FILE)
     raw = read_json(file)
-    config, generation = ModelConfig.from_hf(raw, str(file)), generation_defaults(directory)
+    config = ModelConfig.from_hf(raw, str(file))
+    generation = generation_defaults(directory)
     tokens = {key: generation[key] for key in ("eos_token_id", *FILLERS) if generation.get(key) is not None}
     more = ModelConfig.from_hf({**raw, **tokens}, str(file.with_name(GENERATION_FILE)))
     ends = tuple(dict.fromkeys((*config.eos_token_ids, *more.eos_token_ids)))

@@ -108,7 +108,8 @@ def adapter_card(card: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
     """Make the card of a GRPO run of `total` steps."""
-    algorithm, config = job.config.algorithm, job.config
+    algorithm = job.config.algorithm
+    config = job.config
     kl = f", KL ({algorithm.kl_estimator}) with weight {algorithm.beta:g}" if algorithm.beta else ""
     method = (
         f"reinforcement learning: {algorithm.advantage} advantages, {algorithm.policy_loss} loss{kl}; {total} steps of "

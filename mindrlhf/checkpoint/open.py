@@ -194,7 +194,8 @@ class Weights:
             drawn = np.frombuffer(f"{self.seed} {self.model.initializer_range}".encode(), np.uint8)
             return lambda name, index: drawn
         if stored is not None:
-            specs, merged = {spec.name: spec for spec in parameter_table(plain.model)}, plain.merged(stored)
+            specs = {spec.name: spec for spec in parameter_table(plain.model)}
+            merged = plain.merged(stored)
             return lambda name, index: merged(specs[name])[index]
         return plain._source(part).read
 

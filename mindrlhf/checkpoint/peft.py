@@ -69,7 +69,8 @@ class StoredAdapter:
         """Check that no setting of a run contradicts this adapter, defaults excepted."""
         defaults = LoraSettings()
         for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules", "dropout"):
-            ours, theirs = getattr(settings, name), getattr(self.adapter, name)
+            ours = getattr(settings, name)
+            theirs = getattr(self.adapter, name)
             if ours not in (theirs, getattr(defaults, name)):
                 found = f"lora.{name} is {brief(ours)}, and the adapter of lora.adapter_path {settings.adapter_path}"
                 raise UserError(f"{found} has {brief(theirs)}; leave lora.{name} out.")
@@ -141,7 +142,8 @@ def _check_tensor(adapter: Adapter, tensor: StoredTensor, tensors: Mapping[str, 
             ".lora_A.weight); save the adapter with PEFT's save_pretrained, without other trained modules."
         )
     tensor.check()
-    found, dim = adapter.of(parsed["module"]), "AB".index(parsed["matrix"])
+    found = adapter.of(parsed["module"])
+    dim = "AB".index(parsed["matrix"])
     rank = found and found[0]
     partner = f"{_PREFIX}{parsed['module']}.lora_{'BA'[dim]}.weight"
     other = f"{name} has shape {list(tensor.shape)}, and {PEFT_CONFIG_FILE} gives it rank {rank}"

@@ -139,7 +139,8 @@ def _pointed(pointer: Path) -> Path:
     except (OSError, ValueError):
         name, checksum = "", ""
     folder = pointer.parent / name
-    manifest, beside = folder / MANIFEST_FILE, folder.parent == pointer.parent
+    manifest = folder / MANIFEST_FILE
+    beside = folder.parent == pointer.parent
     if not beside or step_of(folder) is None or not manifest.is_file() or describe(manifest).sha256 != checksum:
         raise UserError(f"{pointer}: names no whole checkpoint; give a step_N folder itself.")
     return folder

@@ -29,7 +29,8 @@ def index_safetensors(path: Path) -> dict[str, StoredTensor]:
     """
     try:
         with reading(path), path.open("rb") as file:
-            size, first = path.stat().st_size, file.read(8)
+            size = path.stat().st_size
+            first = file.read(8)
             if first == b"version ":
                 raise UserError(f"{path}: this is a Git LFS pointer and not the weights; run `git lfs pull`.")
             length = int.from_bytes(first, "little")
@@ -40,7 +41,8 @@ def index_safetensors(path: Path) -> dict[str, StoredTensor]:
                 )
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        end, tensors = 8 + length, {}
+        end = 8 + length
+        tensors = {}
         for tensor in sorted((_tensor(path, *item, end) for item in header.items()), key=lambda each: each.segments):
             ((offset, nbytes),) = tensor.segments
             if offset != end or stored_size(tensor.dtype, tensor.shape) not in (None, nbytes):

@@ -55,9 +55,15 @@ class CheckpointStore:
         best_step: int | None = None,
         implied: Callable[[], None] = lambda: None,
     ):
-        self.folder, self._rank, self._ranks, self._token = Path(folder).resolve(), rank, ranks, token
+        self.folder = Path(folder).resolve()
+        self._rank = rank
+        self._ranks = ranks
+        self._token = token
         self._is_first = rank == ranks[0]
-        self._keep, self._asynchronous, self.best_step, self._implied = keep, asynchronous, best_step, implied
+        self._keep = keep
+        self._asynchronous = asynchronous
+        self.best_step = best_step
+        self._implied = implied
         self._thread: threading.Thread | None = None
         self._snapshot: Snapshot | None = None  # of the thread, until the arrays may change
         self._failure: BaseException | None = None
@@ -74,7 +80,8 @@ class CheckpointStore:
         for kind, group in state.groups.items():
             mine = {name: group.shards[name] for name in group.layout.writers.get(self._rank, ())}
             groups[kind] = ShardGroup(group.layout, mine)
-        mine, snapshot = replace(state, groups=groups), Snapshot(groups)
+        mine = replace(state, groups=groups)
+        snapshot = Snapshot(groups)
         if self._asynchronous:
             self._snapshot = snapshot
             self._begin(partial(self._write, mine, snapshot, best), self._remove_old)
@@ -84,13 +91,15 @@ class CheckpointStore:
 
     def settle(self) -> None:
         """Copy the last `save`'s arrays that are not written yet; all may change then."""
-        snapshot, self._snapshot = self._snapshot, None
+        snapshot = self._snapshot
+        self._snapshot = None
         if snapshot:
             snapshot.settle()
 
     def check(self) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
+            failure = self._failure
+            self._failure = None
             raise failure
 
     def wait(self) -> None:

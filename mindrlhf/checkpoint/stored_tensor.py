@@ -50,7 +50,8 @@ def _bfloat16_bits(array: np.ndarray) -> np.ndarray:
     Adding half of the last kept bit, less one if that bit is even, then truncating rounds to nearest, ties to even.
     """
     result = np.empty(array.shape, dtype=STORAGE["bfloat16"])
-    source, target = array.reshape(-1).view(np.uint32), result.reshape(-1)
+    source = array.reshape(-1).view(np.uint32)
+    target = result.reshape(-1)
     for start in range(0, source.size, _BLOCK):
         bits = source[start : start + _BLOCK]
         upper = bits >> 16

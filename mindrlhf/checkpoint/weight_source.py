@@ -254,7 +254,8 @@ def _index_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _index_shards(index_file: Path) -> dict[str, StoredTensor]:
-    weight_map, shards = read_weight_map(index_file), {}
+    weight_map = read_weight_map(index_file)
+    shards = {}
     for shard in sorted(set(weight_map.values())):
         if not (index_file.parent / shard).is_file():
             raise UserError(f"{index_file}: names {shard}, and that file is not beside it; get the missing shard.")

@@ -48,7 +48,8 @@ class Parser(argparse.ArgumentParser):
         flags, others = [], []
         while words:
             word = words.popleft()
-            dashed, (name, equals, value) = word.startswith("--"), word.removeprefix("--").partition("=")
+            dashed = word.startswith("--")
+            name, equals, value = word.removeprefix("--").partition("=")
             if (dashed or equals) and self._flag(name):
                 flags += self._with_value(self._flag(name), value if equals else None, words)
                 continue
@@ -96,7 +97,8 @@ class Parser(argparse.ArgumentParser):
         if value is not None:
             _, values = parse_override(f"{flag.dest}={value}")
             return [option, *map(str, values)] if isinstance(values, list) else [option, value]
-        values, pairs = [], "=" in str(flag.metavar)
+        values = []
+        pairs = "=" in str(flag.metavar)
         while words and not words[0].startswith("--") and (pairs or not self._begins(words)):
             values.append(words.popleft())
         return [option, *values]

@@ -22,7 +22,8 @@ class StandardStreams:
     """Standard input and output as the terminal of conversations (`rollout.user.Terminal`)."""
 
     def __init__(self, interrupts: Interrupts):
-        self._interrupts, self.closed = interrupts, False
+        self._interrupts = interrupts
+        self.closed = False
 
     @property
     def interrupted(self) -> bool:
@@ -63,7 +64,8 @@ class StandardStreams:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add, temperature = parser.add_argument, DEFAULTS["temperature"]
+    add = parser.add_argument
+    temperature = DEFAULTS["temperature"]
     drawn = f"how tokens are drawn, as in `generate`: temperature (default {temperature}), max_new_tokens of an answer"
     add("overrides", nargs="*", metavar="key=value", help=f"{drawn}, ...")
     add_model_flags(parser)
@@ -124,7 +126,9 @@ def _open_turns(
     from mindrlhf.files.text import read_text
 
     tokenizer, _ = with_variables(tokenizer, args.chat_template_kwargs)
-    name, system, chat = args.template, args.system_prompt, family_chat(tokenizer)
+    name = args.template
+    system = args.system_prompt
+    chat = family_chat(tokenizer)
     if name is None and tokenizer.chat_template is None:
         needs = f"--template {PLAIN} writes bare texts, for a model that was trained on them"
         if chat is None:

@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Convert one tensor at a time; bit for bit unless the dtype changes."""
     given = args.torch_ckpt_dir
-    folder, file = Path(given if args.reverse else local_model(given)), _mindspore_file(args.mindspore_ckpt_path)
+    folder = Path(given if args.reverse else local_model(given))
+    file = _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
     adapter = args.adapter
     if not origin.exists():

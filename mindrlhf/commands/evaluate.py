@@ -85,7 +85,8 @@ def _answers(
     prompts = read_problems(args.data, tokenizer, GRPOSettings(rollout=settings), {}, limit=args.limit)
     generator = open_generator(args, path, settings, tokenizer, args.data)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
-    engine, metrics = generator.engine(prompts, args.num_generations), MetricSet()
+    engine = generator.engine(prompts, args.num_generations)
+    metrics = MetricSet()
     decode = partial(tokenizer.decode, skip_special_tokens=True)
     with ExitStack() as stack:
         partner = open_conversations(settings, tokenizer, args.seed, stack) if settings.converses else None

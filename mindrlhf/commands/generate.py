@@ -103,7 +103,8 @@ def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Ge
         _print(rows)
     if partner:
         print(_conversations(partner.statistics), file=notes)
-    spent, count = generator.statistics, sum(len(group.rollouts) for group in groups)
+    spent = generator.statistics
+    count = sum(len(group.rollouts) for group in groups)
     rate = f", {spent.tokens / spent.seconds:,.0f} tokens/s" if spent.seconds else ""
     print(
         f"{args.output or 'in all'}: {count:,} responses, {spent.tokens:,} tokens in {spent.seconds:.2f} s{rate} "
@@ -125,7 +126,8 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _conversations(counts: Statistics) -> str:
-    turns, calls = counts.turns / counts.conversations, counts.calls / counts.conversations
+    turns = counts.turns / counts.conversations
+    calls = counts.calls / counts.conversations
     failed = f"{counts.failures:,} of {counts.calls:,} calls failed, and {counts.lost:,} environments"
     return f"conversations: {turns:.2f} turns and {calls:.2f} calls each; {failed}"
 

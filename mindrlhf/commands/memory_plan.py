@@ -80,8 +80,10 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
 
     Tokens and operations are the maximum of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
     """
-    config, prompt = work.config, work.lengths.prompt
-    prompts, rollout = config.data.prompts_per_step, config.rollout
+    config = work.config
+    prompt = work.lengths.prompt
+    prompts = config.data.prompts_per_step
+    rollout = config.rollout
     samples, response = rollout.num_generations, rollout.max_new_tokens
     flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations, work.teacher)
     ranks = work.rank_plans()
@@ -107,7 +109,8 @@ def plan_time(work: Work, steps: int | None) -> str:
 
     All of the job's processes are assumed to share this machine.
     """
-    target, processes = work.train.context.device_target, len(work.trains)
+    target = work.train.context.device_target
+    processes = len(work.trains)
     if target != default_device() or under_msrun():
         return f"measured when the job begins, on {target}"
     with launch(target, worker_count=1, layout_source="mindrlhf plan"):
@@ -138,9 +141,11 @@ def read_work(
     reading = tokenizer, config, objects.datasets
     rows = read_problems(flags.mind_dataset_dir, *reading, split="train") if flags.mind_dataset_dir else []
     if prompt_tokens is not None:
-        prompt, source = prompt_tokens, "--prompt_tokens"
+        prompt = prompt_tokens
+        source = "--prompt_tokens"
     elif rows:
-        prompt, source = _longest(rows), str(flags.mind_dataset_dir)
+        prompt = _longest(rows)
+        source = str(flags.mind_dataset_dir)
     else:
         positions = [model.max_position_embeddings, *(yaml.model.seq_length for yaml in yamls)]
         prompt = min(filter(None, positions)) - config.rollout.max_new_tokens
@@ -166,10 +171,13 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
 
     figures: see `plan_figures`. source, limit: origins of the longest prompt and of the limit, in words.
     """
-    prompt, response, flops = figures["prompt_tokens"], figures["response_tokens"], figures["flops"]
+    prompt = figures["prompt_tokens"]
+    response = figures["response_tokens"]
+    flops = figures["flops"]
     operations = ", ".join(f"{PHASES[phase].label} {short_number(value)}" for phase, value in flops.items())
     fullest = max(figures["ranks"], key=lambda rank: rank["peak"])
-    model, device = work.model, work.train.context.device_target
+    model = work.model
+    device = work.train.context.device_target
     return "\n".join(
         (
             f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.trains)} x "

@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace, panels: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> None:
     """Raise UserError for flags that contradict each other."""
-    count, labels, numbers = len(args.runs), len(args.labels or ()), len(args.accuracy or ())
+    count = len(args.runs)
+    labels = len(args.labels or ())
+    numbers = len(args.accuracy or ())
     drawn = len(groups) or (len(_by_seed(args.runs)) if args.by_seed else count)
     empty = [
         f"--{kind} {name}"

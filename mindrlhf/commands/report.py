@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write or compare; returns 1 if two compared runs do not agree, else 0."""
     args.runs = [run for path in args.runs for run in _runs_in(path)]
-    count, labels = len(args.runs), len(args.labels or ())
+    count = len(args.runs)
+    labels = len(args.labels or ())
     counts = "--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds."
     few = any(limit is not None and limit < 1 for limit in (args.samples, args.sample_steps))
     faults = {

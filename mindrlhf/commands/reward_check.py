@@ -90,7 +90,8 @@ def _function(text: str) -> RewardFunctionSettings:
     try:
         name, *pairs = shlex.split(text)
     except ValueError:  # an open quote, or nothing
-        name, pairs = "", [""]
+        name = ""
+        pairs = [""]
     if not all("=" in pair for pair in pairs):
         raise UserError(f"--reward {text!r}: give a name, then arguments as KEY=VALUE.")
     given = merge([Layer({"name": name, "args": {}}, {(): f"--reward {text!r}"})], [f"args.{pair}" for pair in pairs])

@@ -85,7 +85,8 @@ def _texts(name: str, splits: Mapping[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _validate(args: argparse.Namespace) -> None:
-    given, careless = vars(args), f"--careless_share goes with --task {' or '.join(DEMONSTRATIONS)}, and the task is"
+    given = vars(args)
+    careless = f"--careless_share goes with --task {' or '.join(DEMONSTRATIONS)}, and the task is"
     operands = " ".join(map(str, args.operands))
     sizes = {f"--{flag} {given[flag]}: should be 1 or more.": given[flag] < 1 for flag in ("train_size", "test_size")}
     shares = {

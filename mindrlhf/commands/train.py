@@ -19,7 +19,8 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 
 def add_device_argument(parser: argparse._ActionsContainer) -> None:
     """Declare the flag of the device."""
-    add, default = parser.add_argument, "the model YAML's, else Ascend where there is an NPU, else CPU"
+    add = parser.add_argument
+    default = "the model YAML's, else Ascend where there is an NPU, else CPU"
     add("--device", "--device_target", dest="device_target", metavar="CPU|Ascend", help=f"default: {default}")
 
 

@@ -63,8 +63,10 @@ def run(args: argparse.Namespace) -> None:
     weights = _chosen(_open(source, origin, model), model, goal)
     layout = _layout(goal, model, weights)
     _check_flags(args, layout, uncut)
-    whole_model, adapted = uncut and target.suffix not in FILE_SUFFIXES, model is not None and model.adapter
-    folder, other = f"{target}: a Hugging Face folder", "or give a file name that ends in .safetensors or .ckpt"
+    whole_model = uncut and target.suffix not in FILE_SUFFIXES
+    adapted = model is not None and model.adapter
+    folder = f"{target}: a Hugging Face folder"
+    other = "or give a file name that ends in .safetensors or .ckpt"
     refuse(
         {
             f"{folder} needs the model's configuration; name a model YAML, {other}.": whole_model and model is None,
@@ -191,7 +193,9 @@ def _layout(goal: Wish, model: ModelConfig | None, weights: WeightSource) -> Lay
 
 def _check_flags(args: argparse.Namespace, layout: Layout, uncut: bool) -> None:
     """Check that flags about ranks and processes fit the output."""
-    ranks, processes, rank = layout.size, args.transform_process_num, args.rank_id
+    ranks = layout.size
+    processes = args.transform_process_num
+    rank = args.rank_id
     alone = rank and not args.transform_by_rank
     of_ranks = args.output_format or args.transform_by_rank or processes > 1
     world = f"--world_size is {args.world_size}, and the layout to write ({args.dst_strategy or 'uncut'}) has {ranks}"

@@ -41,7 +41,8 @@ def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layer:
     An override may reach into a list by index (`reward.functions.0.weight=2`); the index after the last appends.
     Raises UserError for an override that cannot be read or placed.
     """
-    layers, places = list(layers), {}
+    layers = list(layers)
+    places = {}
     values: dict[str, Any] = {}
     for layer in layers:
         values = deep_merge(values, layer.values)
@@ -80,7 +81,8 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:
     target: Any = values
     placed: KeyPath = ()
     for part, after in pairwise((*path, None)):
-        problem, above = f"{COMMAND_LINE}: override {dotted(path)}", dotted(placed)
+        problem = f"{COMMAND_LINE}: override {dotted(path)}"
+        above = dotted(placed)
         if isinstance(target, list):
             count = len(target)
             if not part.isdecimal() or int(part) > count:

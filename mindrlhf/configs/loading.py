@@ -43,4 +43,5 @@ def load_settings(
     return build(settings, merged.values, merged, other_names=other_names)
 
 
-load_grpo_config, load_sft_config = partial(load_settings, GRPOSettings), partial(load_settings, SFTSettings)
+load_grpo_config = partial(load_settings, GRPOSettings)
+load_sft_config = partial(load_settings, SFTSettings)

@@ -15,7 +15,9 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
 # Larger numbers are of no dense model; tables of layers and shapes would fill the memory before a file is read.
-MOST_LAYERS, MOST_WIDTH, MOST_TOKENS = 1 << 12, 1 << 20, 1 << 24
+MOST_LAYERS = 1 << 12
+MOST_WIDTH = 1 << 20
+MOST_TOKENS = 1 << 24
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; some checkpoints write -1 for an absent token
 TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID, strict=True)]
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
@@ -162,7 +164,8 @@ class ModelConfig(Settings):
 
     def to_hf(self) -> dict[str, Any]:
         """Build an HF `config.json`, which `from_hf` and `transformers` read back."""
-        family, eos = FAMILIES[self.family], list(self.eos_token_ids)
+        family = FAMILIES[self.family]
+        eos = list(self.eos_token_ids)
         kind = CRITIC if self.value_head else "CausalLM"
         return {
             "architectures": [f"{family.hf_class}For{kind}"],

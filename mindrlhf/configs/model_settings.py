@@ -98,7 +98,8 @@ class ModelSettings(_NUMBERS):
     @property
     def family(self) -> Family | None:
         """Model family without a checkpoint; for the class `LlamaConfig` biases decide."""
-        biases, llama = bool(self.qkv_has_bias), self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE
+        biases = bool(self.qkv_has_bias)
+        llama = self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE
         if self.stated_family or not (biases or llama):
             return self.stated_family
         return next((one for one in FAMILIES.values() if one.as_llama and one.attention_bias == biases), None)
@@ -135,7 +136,8 @@ class ModelSettings(_NUMBERS):
             declared["intermediate_size"] = self.feed_forward_width(hf.hidden_size)
         theirs = {key: getattr(hf, SHAPE_FIELDS[key]) for key in declared}
         if self.stated_family:
-            declared["model family"], theirs["model family"] = self.stated_family.name, hf.family
+            declared["model family"] = self.stated_family.name
+            theirs["model family"] = hf.family
         found = differences(declared, theirs, "the checkpoint")
         if found:
             right = "set these keys to the checkpoint's values, or remove them"

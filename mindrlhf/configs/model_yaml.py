@@ -205,7 +205,8 @@ class _Reader:
 
     def check_kind(self) -> None:
         """Raise UserError for a file of GRPO settings, another model family, or NaN."""
-        top, path = self.layered.values, ("model", "model_config")
+        top = self.layered.values
+        path = ("model", "model_config")
         if (place := not_finite(top)) is not None:
             self.refuse(place, f"{dotted(place)} is not a finite number; give one that is.")
         for key in [name for name in MINDRLHF_GROUPS if name in top]:
@@ -232,11 +233,13 @@ class _Reader:
         elsewhere: (group, field) of a field that MindFormers keeps in another group, whose other keys are unused.
         """
         other, moved = elsewhere
-        own, unused = settings.model_fields.keys() - {moved}, UNUSED.get(path[-1], ())
+        own = settings.model_fields.keys() - {moved}
+        unused = UNUSED.get(path[-1], ())
         values: dict[str, Any] = {}
         written: dict[str, KeyPath] = {}
         for key, value in self.mapping(path).items():
-            place, name = (*path, key), spellings.get(key, key)
+            place = (*path, key)
+            name = spellings.get(key, key)
             found = f"{dotted(place)} is {brief(value)}"
             if name in own and value is not None:
                 if values.get(name, value) != value:

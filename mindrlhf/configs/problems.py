@@ -66,7 +66,8 @@ def _explained(
     finding = min(findings, key=lambda one: one["type"] != "extra_forbidden")
     path, annotation, info = _walk(settings, finding["loc"])
     shown = (*written[path[0]], *path[1:]) if path and path[0] in written else path
-    key, place = dotted(shown), layer.where(shown)
+    key = dotted(shown)
+    place = layer.where(shown)
     if finding["type"] == "extra_forbidden":
         return f"{place}: {_unknown_key(settings, path, key, reduce(getitem, path, values), other_names)}"
     if finding["type"] == "value_error":
@@ -153,7 +154,8 @@ def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, Fi
     for part in location:
         group = _group_of(annotation)
         if typing.get_origin(annotation) is tuple:
-            annotation, info = typing.get_args(annotation)[0], None
+            annotation = typing.get_args(annotation)[0]
+            info = None
         elif group:
             info = group.model_fields.get(part)
             annotation = info.annotation if info else None

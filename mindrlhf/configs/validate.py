@@ -116,7 +116,8 @@ def warn_recompute(yaml: ModelYaml) -> None:
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
-    layout, where = yaml.parallel, f"{yaml.path}: parallel_config"
+    layout = yaml.parallel
+    where = f"{yaml.path}: parallel_config"
     stages = f"{where}.pipeline_stage is {layout.pipeline_stage}, and generation runs in one stage; set it to 1."
     split = f"{where}.use_seq_parallel is True, and generation has one position at a time; set it to False."
     refuse({stages: layout.pipeline_stage != 1, split: layout.use_seq_parallel})
@@ -124,9 +125,14 @@ def check_generating_layout(yaml: ModelYaml) -> None:
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     """Check that the layout uses all workers and divides the model."""
-    layout, where, layers = yaml.parallel, f"{yaml.path}: parallel_config", model.num_layers
-    product, tensor, stages = layout.workers, layout.model_parallel, layout.pipeline_stage
-    parts, misfit = layout.micro_batch_num, _misfit(model, tensor)
+    layout = yaml.parallel
+    where = f"{yaml.path}: parallel_config"
+    layers = model.num_layers
+    product = layout.workers
+    tensor = layout.model_parallel
+    stages = layout.pipeline_stage
+    parts = layout.micro_batch_num
+    misfit = _misfit(model, tensor)
     factors = f"data_parallel {layout.data_parallel} x model_parallel {tensor} x pipeline_stage {stages} is {product}"
     start = f"start {product} (msrun --worker_num={product}), or set parallel_config to a product of {workers}"
     right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
@@ -155,7 +161,9 @@ def check_device(yaml: ModelYaml, model: ModelConfig) -> None:
 
     The dtype `auto` becomes one of the device's.
     """
-    dtype, where, device = yaml.model.compute_dtype, f"{yaml.path}: {GROUP}.compute_dtype", yaml.context.device
+    dtype = yaml.model.compute_dtype
+    where = f"{yaml.path}: {GROUP}.compute_dtype"
+    device = yaml.context.device
     if dtype != "auto" and dtype not in device.product_dtypes:
         names = " or ".join(device.product_dtypes)
         found = f"{where} is {dtype}, and device_target {device.name} computes in {names} only"
@@ -194,7 +202,8 @@ def check_divides(key: str, value: int, divisor: int, name: str, unit: int | Non
 
 def check_comparison(config: GRPOSettings) -> None:
     """Check that responses to a prompt can differ if the advantage compares them."""
-    rollout, asks = config.rollout, f"algorithm.advantage {config.algorithm.advantage!r}"
+    rollout = config.rollout
+    asks = f"algorithm.advantage {config.algorithm.advantage!r}"
     one = f"rollout.num_generations is 1, and {asks} compares the responses to one prompt; set it to 2 or more."
     greedy = f"rollout.temperature is 0 (or do_sample False), and {asks} compares different responses; set it above 0."
     if config.algorithm.method.compares:
@@ -203,8 +212,10 @@ def check_comparison(config: GRPOSettings) -> None:
 
 def check_batch(config: GRPOSettings, train: ModelYaml, infer: ModelYaml) -> None:
     """Check that a step's prompts divide over all ranks and updates."""
-    key, prompts = "data.prompts_per_step", config.data.prompts_per_step
-    updates, ranks = config.algorithm.updates_per_iteration, train.parallel.data_parallel
+    key = "data.prompts_per_step"
+    prompts = config.data.prompts_per_step
+    updates = config.algorithm.updates_per_iteration
+    ranks = train.parallel.data_parallel
     unit = lcm(infer.parallel.data_parallel, ranks * updates)
     over = f" x data_parallel {ranks} of {train.path}" if ranks > 1 else ""
     for yaml in (train, infer):
@@ -219,10 +230,13 @@ def _check_ranks(yaml: ModelYaml, key: str, value: int, unit: int | None = None)
 
 def check_dynamic_sampling(config: GRPOSettings, infer: ModelYaml) -> None:
     """Check that rounds of additional prompts can fill a step."""
-    sampling, prompts = config.dynamic_sampling, config.data.prompts_per_step
+    sampling = config.dynamic_sampling
+    prompts = config.data.prompts_per_step
     if not sampling.enabled:
         return
-    size, rounds, metric = sampling.prompts_per_round or prompts, sampling.max_rounds, sampling.metric
+    size = sampling.prompts_per_round or prompts
+    rounds = sampling.max_rounds
+    metric = sampling.metric
     names = [function.name.rpartition(":")[2] for function in config.reward.all_functions]
     one = "dynamic_sampling.enabled compares rewards in a group, and rollout.num_generations is 1; set it to 2 or more."
     other = f"dynamic_sampling.metric is {metric!r}, which is none of reward.functions; give one of {', '.join(names)}."
@@ -241,7 +255,9 @@ def check_trainer(trainer: RunSettings, measured: bool, give: str) -> None:
 
     measured: whether there is held-out data. give: the settings that provide it, for messages.
     """
-    mode, path, (best, _) = trainer.resume_mode, trainer.resume_from_path, trainer.best
+    mode = trainer.resume_mode
+    path = trainer.resume_from_path
+    best, _ = trainer.best
     resumed = f"trainer.resume_mode is {mode} and trainer.resume_from_path is {path}; a path goes with resume_path"
     rarely = f"trainer.save_best_metric is {best}, which is measured every trainer.test_freq steps; set test_freq too."
     watched = "follows trainer.save_best_metric, which is null; name a metric there."
@@ -286,7 +302,8 @@ def check_dropout(yaml: ModelYaml, dropout: float) -> None:
 
 def check_reference(config: GRPOSettings) -> None:
     """Check that a reference updated from adapters has adapters, and copies them whole."""
-    steps, share = config.algorithm.reference_sync_steps, config.algorithm.reference_sync_share
+    steps = config.algorithm.reference_sync_steps
+    share = config.algorithm.reference_sync_share
     reference = config.lora.reference
     given = f"algorithm.reference_sync_steps is {steps} with algorithm.reference_sync_share {share:g}"
     if config.lora.enabled and steps and (reference == "base" or share != 1):
@@ -309,7 +326,8 @@ def check_lengths(
     most = (config.rollout if group == "rollout" else config.held_out.sampling).max_new_tokens
     limits = {"max_position_embedding": model.max_position_embeddings, "seq_length": yaml.model.seq_length or inf}
     key, limit = min(limits.items(), key=lambda item: item[1])
-    needed, room = prompt_tokens + most, limit - prompt_tokens
+    needed = prompt_tokens + most
+    room = limit - prompt_tokens
     shorter = f"set {group}.max_new_tokens to {room} or fewer" if room > 0 else "use shorter prompts"
     if needed > limit:
         raise UserError(
@@ -339,7 +357,8 @@ def check_algorithm(algorithm: AlgorithmSettings) -> None:
             order: unordered,
         }
     )
-    needs, absent = algorithm.method.uses_teacher, algorithm.teacher is None
+    needs = algorithm.method.uses_teacher
+    absent = algorithm.teacher is None
     given = f"algorithm.teacher is {algorithm.teacher}, and algorithm.advantage {algorithm.advantage}"
     refuse(
         {

@@ -152,7 +152,8 @@ def read_chain(path: str | Path) -> tuple[Layer, ...]:
 
 
 def _file_of(text: str, folder: Path = Path(), where: str = "") -> Path:
-    file, known = shipped_file(folder / text), shipped_yamls()
+    file = shipped_file(folder / text)
+    known = shipped_yamls()
     if file.exists() or (text not in known and not re.fullmatch(r"\w+(:\w*)?", text)):
         return file
     if text not in known:
@@ -163,7 +164,8 @@ def _file_of(text: str, folder: Path = Path(), where: str = "") -> Path:
 
 
 def _chain(file: Path, above: tuple[Path, ...]) -> tuple[Layer, ...]:
-    layer, seen = read_yaml(file), (*above, file.resolve())
+    layer = read_yaml(file)
+    seen = (*above, file.resolve())
     base = layer.values.pop(BASE_KEY, None)
     if base is None:
         return (layer,)

@@ -183,7 +183,8 @@ class Renderer:
 
     def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request to the process; returns its answer."""
-        lines, self._head = f"{self._head}{json.dumps(request, default=str)}\n", ""
+        lines = f"{self._head}{json.dumps(request, default=str)}\n"
+        self._head = ""
         try:
             self._process.stdin.write(lines)
             self._process.stdin.flush()

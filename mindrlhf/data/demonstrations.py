@@ -95,7 +95,8 @@ def _demonstration(row: SourceRow, templates: DemonstrationTemplates, tokenizer:
         values = as_messages(values)
         prompt, completion = values.get("prompt"), values.get("completion")
         if isinstance(prompt, str) and isinstance(completion, str):
-            before, answer = tokenizer.encode_prompt(prompt), tokenizer.ended(tokenizer.encode(completion))
+            before = tokenizer.encode_prompt(prompt)
+            answer = tokenizer.ended(tokenizer.encode(completion))
             if not before:
                 raise ValueError("the prompt is empty; give it a text")
             return Turns(np.array(before, np.int32), np.array(answer, np.int32), np.full(len(answer), True))

@@ -54,7 +54,8 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
     from mindspore.mindrecord import FileWriter
 
     path = Path(path)
-    count, pending = 0, iter(rows)
+    count = 0
+    pending = iter(rows)
     with atomic_files(path.parent) as stage:
         with _mindspore_errors(path):
             writer = FileWriter(str(stage / path.name), shard_num=1)
@@ -62,7 +63,8 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
             if whole := [name for name, kind in schema.items() if kind == {"type": "int64"}]:
                 writer.add_index(whole[:1])  # without this MindSpore indexes floats too, and aborts at NaN
         while chunk := [dict(row) for row in islice(pending, ROWS_PER_WRITE)]:
-            first, count = count, count + len(chunk)
+            first = count
+            count = count + len(chunk)
             with _mindspore_errors(path):
                 writer.write_raw_data(chunk)  # drops rows that do not fit, and only logs a line
             if lost := count - first - len(chunk):
@@ -136,7 +138,8 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
 def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
     """Turn a dataset's row into a prompt, if `mindrlhf data` has written it."""
     try:
-        length, extra = row["prompt_length"], parse_json(row["extra"])
+        length = row["prompt_length"]
+        extra = parse_json(row["extra"])
         texts = {name: row[name] for name in ("task", "question", "ground_truth")}
         if not 1 <= length <= len(row["prompt_ids"]):
             raise ValueError(f"prompt_length is {length} of {len(row['prompt_ids'])}")
@@ -191,7 +194,8 @@ def _read_mindrlhf(path: Path, tokenizer: Tokenizer | None) -> list[tuple[np.nda
     """Read (prompt ids int32[P], solution text) from a file made by MindRLHF."""
     if tokenizer is None:
         raise UserError(f"{path}: was made by MindRLHF and holds token ids only; give the tokenizer it was made with.")
-    columns, pad = read_columns(path, ("prompt_ids", "pretrain_ids")), tokenizer.pad_token_id
+    columns = read_columns(path, ("prompt_ids", "pretrain_ids"))
+    pad = tokenizer.pad_token_id
     rows = []
     for row, pair in enumerate(zip(*columns.values(), strict=True)):
         ids, whole = (each[: np.flatnonzero(np.append(True, each != pad))[-1]].astype(np.int32) for each in pair)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -89,7 +90,8 @@ def _readable(pyarrow: ModuleType, kind: Any, zone: str | None = None, texts: An
 
     zone: replaces other time zones; texts: type that replaces text. None keeps them.
     """
-    types, inner = pyarrow.types, lambda part: _readable(pyarrow, part, zone, texts)
+    types = pyarrow.types
+    inner = partial(_readable, pyarrow, zone=zone, texts=texts)
     if types.is_string(kind) or types.is_large_string(kind):
         return texts or kind
     if types.is_timestamp(kind):

@@ -58,7 +58,8 @@ def typed_requests(
     if template is None and tokenizer.chat_template is None and family_chat(tokenizer) is None:
         raise UserError("the tokenizer has no chat template; give --template plain, or another one.")
     rows = [SourceRow({"prompt": text}, f"--prompt {text!r:.40}") for text in texts]
-    asked, places = [TaskRow(text, "", "") for text in texts], [row.where for row in rows]
+    asked = [TaskRow(text, "", "") for text in texts]
+    places = [row.where for row in rows]
     written = prompt_ids(asked, places, "", template, system, tokenizer, tools, variables)
     return _numbered(rows, written, [row.values for row in rows])
 

@@ -24,7 +24,9 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
     def __init__(self, path: Path, config: dict[str, Any]):
         from sentencepiece import SentencePieceProcessor
 
-        self.config, self._where, self._path = config, str(path), path
+        self.config = config
+        self._where = str(path)
+        self._path = path
         self._pieces = SentencePieceProcessor()
         try:
             self._pieces.Load(str(path))

@@ -20,7 +20,10 @@ class PromptStream:
             raise UserError("the prompt dataset holds no rows.")
         if prompts_per_step < 1:
             raise ValueError(f"prompts_per_step {prompts_per_step} is below 1")
-        self.prompts, self.prompts_per_step, self.shuffle, self.seed = prompts, prompts_per_step, shuffle, seed
+        self.prompts = prompts
+        self.prompts_per_step = prompts_per_step
+        self.shuffle = shuffle
+        self.seed = seed
         self.position = 0  # prompts given so far
         self._order = (-1, np.empty(0, np.int64))  # (epoch, its row order)
 

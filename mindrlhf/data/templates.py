@@ -152,7 +152,8 @@ def _markup(tokenizer: Tokenizer, template: str | None, system: str | None) -> C
 
     Without a system prompt (""), it replaces a template that would add one of its own.
     """
-    chat, own = family_chat(tokenizer), tokenizer.chat_template
+    chat = family_chat(tokenizer)
+    own = tokenizer.chat_template
     if template in CHATS and (own is None or chat != CHATS[template]):
         return CHATS[template]
     return chat if system == "" and own and chat and default_system_prompt(own, chat) else None

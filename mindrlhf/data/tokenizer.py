@@ -31,7 +31,9 @@ class Tokenizer(ConfiguredTokenizer):
     """Encoder and decoder of text; the prompt template adds begin and end tokens."""
 
     def __init__(self, core: tokenizers.Tokenizer, config: dict[str, Any], where: str):
-        self._core, self.config, self._where = core, config, where
+        self._core = core
+        self.config = config
+        self._where = where
 
     @classmethod
     def from_files(cls, vocab_path: str | Path, merges_path: str | Path) -> "Tokenizer":
@@ -110,7 +112,8 @@ class Tokenizer(ConfiguredTokenizer):
 
     def _begin_ids(self) -> list[int]:
         with self._working():
-            alone, whole = self.encode("a"), self._core.encode("a").ids
+            alone = self.encode("a")
+            whole = self._core.encode("a").ids
         starts = (at for at in range(len(whole)) if alone and whole[at : at + len(alone)] == alone)
         return whole[: next(starts, 0)]
 
@@ -178,7 +181,8 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     least = len(alphabet) + len(CHAT_TOKENS)
     if size < least:
         raise UserError(f"--tokenizer_vocab_size {size}: should be {least} or more, for the bytes and special tokens.")
-    core, letters = bare_core(models.BPE()), sorted(alphabet)
+    core = bare_core(models.BPE())
+    letters = sorted(alphabet)
     trainer = trainers.BpeTrainer(vocab_size=size - len(CHAT_TOKENS), initial_alphabet=letters, show_progress=False)
     core.train_from_iterator(texts, trainer)
     add_tokens(core, CHAT_TOKENS)

@@ -16,7 +16,8 @@ from mindrlhf.models.families import DEFAULT, FAMILIES
 
 CONFIG_NAME = "tokenizer_config.json"
 TOKENS_NAME = "special_tokens_map.json"  # of older folders; newer ones have its content in tokenizer_config.json
-TEMPLATE_NAME, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
+TEMPLATE_NAME = "chat_template.jinja"
+TEMPLATES_FOLDER = "additional_chat_templates"
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of chat templates, where a tokenizer has several
 TOKEN_KEYS = ("eos_token", "pad_token", "bos_token")
 ADDED_TOKEN_KEYS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
@@ -197,7 +198,8 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     added tokens. A `chat_template.jinja` replaces the configuration's template, and files in
     `additional_chat_templates` are further ones by name.
     """
-    config, tokens = _settings(folder / CONFIG_NAME), _settings(folder / TOKENS_NAME)
+    config = _settings(folder / CONFIG_NAME)
+    tokens = _settings(folder / TOKENS_NAME)
     templates = _template_files(folder)
     if config is None and tokens is None and not templates:
         return None

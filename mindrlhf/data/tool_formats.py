@@ -10,7 +10,8 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.json import parse_json
 from mindrlhf.user_functions import hint, is_user_function, load_function
 
-CODE_TOOL, CODE = "code_interpreter", "code"  # tool of the formats that write code, and its argument
+CODE_TOOL = "code_interpreter"  # of the formats that write code
+CODE = "code"  # its argument
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from mindrlhf.errors import UserError
 
 Message = Mapping[str, Any]
 ASSISTANT = "assistant"
-ASKED, ANSWERED = {"role": "user", "content": "asked"}, {"role": ASSISTANT, "content": "ANSWERED"}
+ASKED = {"role": "user", "content": "asked"}
+ANSWERED = {"role": ASSISTANT, "content": "ANSWERED"}
 REASON = "considered"
 REASONED = {"role": ASSISTANT, "content": f"<think>\n{REASON}\n</think>\n\nSo it is."}
 THOUGHT = "<think>"  # at the end of a prompt whose template begins the model's reasoning
@@ -89,7 +90,8 @@ class TurnTemplate:
         self._thought = THOUGHT if self._opening.rstrip().endswith(THOUGHT) else ""
         (dummy,) = self._render([ASKED, ANSWERED], prompt=False)
         at = dummy.rindex(ANSWERED["content"]) + len(ANSWERED["content"])
-        self._dummy, self._after = dummy[:at], dummy[at:]
+        self._dummy = dummy[:at]
+        self._after = dummy[at:]
         ids = tokenizer.encode(self._after)
         self._end = (tokenizer.id_to_token(ids[0]) if ids else None) or ""
         if not self._end or not self._after.startswith(self._end):
@@ -233,7 +235,8 @@ class TurnTemplate:
         text = ""
         for count, message in enumerate(messages, 1):
             following = [*messages, ASKED][count]["role"]
-            earlier, (text,) = text, self._render(messages[:count], prompt=following == ASSISTANT)
+            earlier = text
+            (text,) = self._render(messages[:count], prompt=following == ASSISTANT)
             if not text.startswith(earlier):
                 lost = text.count(REASON) < earlier.count(REASON)
                 anew = "drops earlier reasoning" if lost else "writes earlier turns anew"
@@ -285,7 +288,9 @@ class DemonstrationTemplates:
     """
 
     def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, variables: Mapping[str, Any] | None):
-        self._tokenizer, self._tool_format, self._variables = tokenizer, tool_format, variables
+        self._tokenizer = tokenizer
+        self._tool_format = tool_format
+        self._variables = variables
         self._opened: dict[str | None, TurnTemplate | MarkedTemplate] = {}
 
     def opened(self, for_tools: bool) -> TurnTemplate | MarkedTemplate:

@@ -57,7 +57,9 @@ class Conversations:
 
         decode: ids -> text without control tokens.
         """
-        self._pool, self._template, self._decode = pool, template, decode
+        self._pool = pool
+        self._template = template
+        self._decode = decode
         self._seed, self._max_turns = seed, max_turns
         self._talks: dict[Key, _Talk] = {}  # in the order of rows
         self._ready: deque[Reply] = deque()
@@ -147,7 +149,8 @@ class Conversations:
         return name
 
     def _first_text(self, outcome: Outcome) -> str:
-        talk, text = self._talks[outcome.key], _text(outcome.answers)
+        talk = self._talks[outcome.key]
+        text = _text(outcome.answers)
         talk.lost = any(answer.failure for answer in outcome.answers)
         self._note(outcome, talk, 0)
         return "" if talk.lost else self._template.plain_text(text or "")

@@ -23,7 +23,8 @@ class OpenEnvironment(ABC):
         return str(observation)
 
     def reset(self, **row: str) -> str:
-        self.client, self.total = self.connect(), 0.0
+        self.client = self.connect()
+        self.total = 0.0
         return self.show(self.client.reset().observation)
 
     def reply(self, text: str) -> str | None:

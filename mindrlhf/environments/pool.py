@@ -167,7 +167,8 @@ class EnvironmentPool(AbstractContextManager):
                 self._advance(by_peer[peer])
             self._fill()
             if self._ready or not (wait_for_one and self._running):
-                ready, self._ready = self._ready, []
+                ready = self._ready
+                self._ready = []
                 return ready
 
     def close(self) -> None:
@@ -204,7 +205,9 @@ class EnvironmentPool(AbstractContextManager):
 
     def _request(self, key: Key, action: str, calls: Sequence[tuple[Any, ...]]) -> None:
         conversation = self._conversations[key]
-        conversation.action, conversation.calls, conversation.answers = action, list(calls), []
+        conversation.action = action
+        conversation.calls = list(calls)
+        conversation.answers = []
         conversation.requests += 1
         conversation.begins = 0
         self._waiting.append(conversation)
@@ -348,9 +351,7 @@ class _Peer(Peer):
         match values:
             case [str() | float() | None as value, float(seconds), str() | None as failure]:
                 return Answer(value, seconds, failure)
-            case [list(rewards), float(seconds), None] if rewards and all(
-                isinstance(reward, float) for reward in rewards
-            ):
+            case [list(rewards), float(seconds), None] if {*map(type, rewards)} == {float}:
                 return Answer(rewards, seconds)
         raise ValueError
 

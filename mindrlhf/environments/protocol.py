@@ -68,7 +68,8 @@ def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Env
         raise UserError(f"environment {made!r} is no class; give file.py:Class, with tools or `reply` as methods.")
     raw = callable(getattr(made, "reply", None))
     methods = {} if raw else dict(_methods(made))
-    named, tools = f"environment {getattr(made, '__name__', '')!r}", ", ".join((*methods, *functions))
+    named = f"environment {getattr(made, '__name__', '')!r}"
+    tools = ", ".join((*methods, *functions))
     answers = raw or tools or made is None
     refuse(
         {
@@ -89,7 +90,8 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
     UserError for an argument without a type, or with a type that JSON lacks, and for a missing docstring.
     """
-    name, text = function.__name__, inspect.getdoc(function)
+    name = function.__name__
+    text = inspect.getdoc(function)
     if not text:
         raise UserError(f"tool {name!r} has no docstring; its first sentence should tell the model what it does.")
     for argument in inspect.signature(function).parameters.values():

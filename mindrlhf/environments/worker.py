@@ -49,7 +49,8 @@ def main() -> None:
     control = socket.socket(fileno=setup["control"])
     environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
     gc.freeze()  # children share these pages
-    own, looked = _Children(setup["files"]), 0.0
+    own = _Children(setup["files"])
+    looked = 0.0
     while True:
         asked = select.select([control], [], [], LOOK_S if own.ending else None)[0]
         if own.ending and time.monotonic() > looked + LOOK_S:
@@ -194,7 +195,8 @@ class _Conversation:
             now = int(file.read().split()[0]) * resource.getpagesize()
         _limit(resource.RLIMIT_AS, now + limits["memory_mb"] * MIB)
         _limit(resource.RLIMIT_CORE, 0)
-        self._environments, self._most = environments, limits["max_output"]
+        self._environments = environments
+        self._most = limits["max_output"]
         self._instance = self._seed = None
 
     def answer(self, action: str, name: str, seed: str, *values: Any) -> list[Any]:

@@ -74,7 +74,8 @@ class Evaluator:
     @staticmethod
     def _votes(rewards: RewardRunner, groups: Sequence[RolloutGroup], samples: Sequence[Sample]) -> list[str | None]:
         """Group each problem's answers by the first comparing function."""
-        name, rest = next(iter(rewards.comparing), rewards.names[0]), iter(samples)
+        name = next(iter(rewards.comparing), rewards.names[0])
+        rest = iter(samples)
         return [
             vote
             for group in groups

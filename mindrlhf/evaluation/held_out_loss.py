@@ -32,6 +32,7 @@ class HeldOutLoss:
         with self.progress("held-out loss", len(own), "rows") as advance:
             scores = self.scorer(own, advance)
         rows = [row for pair, found in zip(own, scores, strict=True) for row in taken(found, pair.sampled)]
-        loss, tokens = -sum(float(row.sum(dtype=np.float64)) for row in rows), sum(map(len, rows))
+        loss = -sum(float(row.sum(dtype=np.float64)) for row in rows)
+        tokens = sum(map(len, rows))
         loss, tokens = self.data_parallel.sum(np.array([loss, tokens], np.float64))
         return {LOSS: float(loss / tokens)}

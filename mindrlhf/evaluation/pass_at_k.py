@@ -189,7 +189,8 @@ def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
     rng = np.random.default_rng(0)
     resampled = [differences[rng.integers(count, size=count)].mean() for _ in range(BOOTSTRAP_SAMPLES)]
     low, high = np.quantile(resampled, (0.025, 0.975))
-    wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
+    wins = int((differences > 0).sum())
+    losses = int((differences < 0).sum())
     return Comparison(count, float(differences.mean()), float(low), float(high), wins, losses, sign_test(wins, losses))
 
 

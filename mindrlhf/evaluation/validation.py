@@ -54,11 +54,14 @@ def open_validation(
     """
     if not problems:
         return None
-    config, axis, collectives = job.config, generator.data_parallel, generator.collectives
+    config = job.config
+    axis = generator.data_parallel
+    collectives = generator.collectives
     settings = config.held_out
     sampling = settings.sampling
     share = problems[axis.rank :: axis.size]
-    rewards, judging = None, settings.reward
+    rewards = None
+    judging = settings.reward
     if sampling.reward != ALL:
         name = sampling.reward or reward_of(problems, settings.source, "set validation.reward")
         judging = judging.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})

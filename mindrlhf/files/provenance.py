@@ -19,7 +19,9 @@ GIT_SECONDS = 20.0  # if a folder takes longer, no commit is recorded
 
 def provenance() -> dict[str, Any]:
     """Describe this process's start as plain values; `commit`: see `git_commit`."""
-    program, cores, memory = Path(sys.argv[0]), os.cpu_count(), psutil.virtual_memory().total / GIB
+    program = Path(sys.argv[0])
+    cores = os.cpu_count()
+    memory = psutil.virtual_memory().total / GIB
     command = ["python", sys.argv[0]] if program.suffix == ".py" else [program.name]
     return {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),

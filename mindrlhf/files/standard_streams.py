@@ -49,7 +49,8 @@ def guard_streams(lasting: bool) -> None:
     if lasting and 1 in closed:
         _say(OSError(errno.EBADF, "it is closed"))
     for name, failed in (("stdout", _say if lasting else _end), ("stderr", _ignore)):
-        stream, number = getattr(sys, name), 1 if name == "stdout" else 2
+        stream = getattr(sys, name)
+        number = 1 if name == "stdout" else 2
         if number in closed:
             stream = io.TextIOWrapper(io.FileIO(number, "wb", closefd=False), "utf-8", write_through=True)
         if not isinstance(stream, io.TextIOWrapper) or not _is_descriptor(stream, number):

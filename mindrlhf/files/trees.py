@@ -10,7 +10,9 @@ def exceeds(folder: str, most_bytes: int, most_files: int) -> bool:
 
     Also true for a folder with parts that cannot be read.
     """
-    waiting, size, files = [folder], 0, 0
+    waiting = [folder]
+    size = 0
+    files = 0
     while waiting:
         try:
             with os.scandir(waiting.pop()) as entries:

@@ -36,7 +36,8 @@ def user_cache() -> Path:
 def private_folder(path: Path) -> Path:
     """Make or check a private folder; raises `Unsafe` or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found, above = path.lstat(), path.parent.stat()
+    found = path.lstat()
+    above = path.parent.stat()
     if not stat.S_ISDIR(found.st_mode):
         raise Unsafe(f"{path} is a link, and no folder")
     if found.st_uid != os.getuid():

@@ -73,12 +73,14 @@ def _hugging_face(name: str, kind: Kind, patterns: Sequence[str], revision: str 
 def _ask(name: str, kind: Kind, patterns: Sequence[str] | None, revision: str | None) -> dict[str, Any]:
     """Send a request to the hub from a process of its own; see `fetch`."""
     request = {"name": name, "kind": kind, "revision": revision, "patterns": patterns, "seconds": SILENCE_S}
-    command, pipe = [sys.executable, fetch.__file__], subprocess.PIPE
+    command = [sys.executable, fetch.__file__]
+    pipe = subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
         waiting = Timer(PATIENCE_S, _say_silent, (name,))
         waiting.daemon = True
         waiting.start()
-        asked, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+        asked = cast(IO[str], process.stdin)
+        answers = cast(IO[str], process.stdout)
         try:
             asked.write(json.dumps(request) + "\n")
             asked.flush()

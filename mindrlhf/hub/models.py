@@ -11,7 +11,9 @@ from mindrlhf.hub.download import download, fetch_command
 from mindrlhf.hub.names import is_id
 from mindrlhf.model_roles import ROLES
 
-INDEX, WHOLE, ADAPTER = "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors"
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
 # Files of a model's description and its tokenizer, and files of its weights.
 FILES = (
     *(

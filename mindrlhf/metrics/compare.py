@@ -134,7 +134,8 @@ def _agreement(metric: str, a: Rows, b: Rows, limit: float, beside: Agreement | 
     ours, theirs = _shared(metric, a, b)
     if not len(ours):
         raise UserError(f"the two runs share no step that has {metric}; give two runs of the same job.")
-    absolute, size = float(np.abs(theirs - ours).mean()), float(np.abs(ours).mean())
+    absolute = float(np.abs(theirs - ours).mean())
+    size = float(np.abs(ours).mean())
     relative = absolute / size if size else (0.0 if absolute == 0 else float("inf"))
     rounding = beside is not None and bool(np.abs([ours, theirs]).max() < ROUNDING)
     return Agreement(metric, len(ours), absolute, relative, limit, zero=absolute == size == 0, rounding=rounding)

@@ -28,7 +28,8 @@ def print_best_and_worst(
     if not scored:
         return
     shown = max(scored, key=lambda e: np.nanmax(e.rewards) - np.nanmin(e.rewards))
-    prompt, rewards = shown.group.prompt, shown.rewards
+    prompt = shown.group.prompt
+    rewards = shown.rewards
     texts = {f"step {step}, prompt {prompt.id}": prompt.fields.get("question") or decode(prompt.token_ids)}
     if truth := prompt.fields.get("ground_truth"):
         texts["expected"] = truth

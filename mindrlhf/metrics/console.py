@@ -136,7 +136,8 @@ COLUMNS = (  # in the order of the line
     Column("tok/s", 6, 8, "throughput"),
     Column("left", 6, 2, "left", _seconds),
 )
-MISMATCH, ROUNDING = "rollout_corr/k3_kl", 1e-8  # nats per token; with float32 on both sides it is less
+MISMATCH = "rollout_corr/k3_kl"
+ROUNDING = 1e-8  # nats per token of the mismatch; with float32 on both sides it is less
 LEAST_IMPORTANT = 100  # each reward function's mean, if there are several
 
 
@@ -161,10 +162,14 @@ class ConsoleWriter:
         every: steps between two lines; the first, the last, and steps with held-out data always have a line. stream:
         standard output by default. forecast_s: seconds of a step, if known.
         """
-        self._total_steps, self._every, self._stream = total_steps, every, stream
+        self._total_steps = total_steps
+        self._every = every
+        self._stream = stream
         self._forecast_s = forecast_s
-        self._guides, self._seen = list(earlier), set()
-        self._steps, self._step_s = 0, deque[float](maxlen=ETA_STEPS)
+        self._guides = list(earlier)
+        self._seen = set()
+        self._steps = 0
+        self._step_s = deque[float](maxlen=ETA_STEPS)
         self._header, self._lines, self._functions = "", 0, {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -178,7 +183,8 @@ class ConsoleWriter:
         columns = self._columns(console_width() - len(label))
         header = "  ".join(["step".rjust(len(label)), *(column.title.rjust(column.width) for column in columns)])
         if header != self._header or self._lines % HEADER_EVERY == 0:
-            self._header, self._lines = header, 0
+            self._header = header
+            self._lines = 0
             self._print(header)
         self._lines += 1
         self._print("  ".join([label, *(column.cell(known) for column in columns)]))
@@ -223,7 +229,8 @@ class ConsoleWriter:
         return known
 
     def _times(self, step: int, values: Mapping[str, float]) -> dict[str, float | None]:
-        whole, compiling = values["timing_s/step"], values.get("timing_s/compile", 0.0)
+        whole = values["timing_s/step"]
+        compiling = values.get("timing_s/compile", 0.0)
         times: dict[str, float | None] = {"time": whole - compiling}
         if self._steps:  # the first has work of its own: files read for the first time, memory taken
             self._step_s.append(whole - compiling)

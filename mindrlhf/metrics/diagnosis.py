@@ -84,7 +84,8 @@ class Diagnosis:
         for name, rule in RULES.items():
             if rule["metric"] not in values:
                 continue
-            course, said = self._courses[name], self._said.get(name)
+            course = self._courses[name]
+            said = self._said.get(name)
             course.add(values[rule["metric"]])
             again = said is None or (not rule.get("once") and step - said >= AGAIN_AFTER)
             if again and CONDITIONS[name](course):

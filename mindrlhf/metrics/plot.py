@@ -131,7 +131,8 @@ def _name(axes: Axes, title: str, unit: str) -> Axes:
 
 def _curves(axes: Axes, lines: Lines, metric: str, smoothing: float | None) -> None:
     for index, (label, runs) in enumerate(lines.items()):
-        curves, look = [run[metric] for run in runs if metric in run], {"color": COLOURS[index % len(COLOURS)]}
+        curves = [run[metric] for run in runs if metric in run]
+        look = {"color": COLOURS[index % len(COLOURS)]}
         if len(curves) == 1:
             steps, values = curves[0]
             axes.plot(steps, values, alpha=0.25, linewidth=1, **look)
@@ -153,7 +154,8 @@ def _band(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]], color: st
     """Draw the mean of curves, and one standard deviation around it."""
     steps = reduce(np.intersect1d, (steps for steps, _ in curves))
     values = np.stack([known[np.isin(own, steps)] for own, known in curves])
-    mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
+    mean = values.mean(axis=0)
+    deviation = values.std(axis=0, ddof=1)
     axes.fill_between(steps, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0)
     (line,) = axes.plot(steps, mean, color=color, **look)
     return line

@@ -53,14 +53,18 @@ class Progress:
 
     def _lines(self, stream: TextIO, phase: str, total: int, unit: str) -> Advance:
         start, shown = self._working_s(), self.clock()
-        done, whole = 0, total
+        done = 0
+        whole = total
 
         def advance(count: int, total: int | None = None) -> None:
             nonlocal done, shown, whole
-            done, whole = done + count, whole if total is None else total
-            now, spent = self.clock(), self._working_s() - start
+            done = done + count
+            whole = whole if total is None else total
+            now = self.clock()
+            spent = self._working_s() - start
             if now - shown >= self.interval and 0 < done < whole and spent > 0:
-                shown, rate = now, done / spent
+                shown = now
+                rate = done / spent
                 line = f"{phase}: {done:,}/{whole:,} {unit} ({done / whole:.0%}), {short_number(rate)}/s"
                 print(f"{line}, {short_duration((whole - done) / rate)} left", file=stream, flush=True)
 

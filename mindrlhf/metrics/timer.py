@@ -23,7 +23,9 @@ class Timers:
         on_phase: Callable[[str], None] = lambda phase: None,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._compile_s, self._on_phase, self._clock = compile_s, on_phase, clock
+        self._compile_s = compile_s
+        self._on_phase = on_phase
+        self._clock = clock
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
 
@@ -35,7 +37,8 @@ class Timers:
             self._on_phase(phase)
             yield
         finally:
-            elapsed, compiled = self._clock() - start, self._compile_s() - compiled
+            elapsed = self._clock() - start
+            compiled = self._compile_s() - compiled
             self._open.pop()
             if phase not in self._open:
                 self.add(phase, elapsed if phase == STEP else elapsed - compiled)
@@ -47,5 +50,6 @@ class Timers:
 
     def collect(self) -> dict[str, float]:
         """Return seconds by phase since the last call, and begin again."""
-        seconds, self._seconds = self._seconds, {}
+        seconds = self._seconds
+        self._seconds = {}
         return seconds

@@ -87,7 +87,9 @@ def sample_arguments(sample: Sample) -> dict[str, Any]:
 
 def trl_arguments(samples: Sequence[Sample], steps: Steps, logged: Logged) -> dict[str, Any]:
     """Collect all arguments of TRL's form, without token ids that are not known."""
-    rows, prompts, completions = [decode(sample.fields) for sample in samples], [], []
+    rows = [decode(sample.fields) for sample in samples]
+    prompts = []
+    completions = []
     for sample, row in zip(samples, rows, strict=True):
         messages = row.pop(MESSAGES, None)
         talks = isinstance(messages, list)

@@ -33,7 +33,8 @@ def countdown(
     solved = evaluate(answer) if answer is not None else None
     if solved is None:
         return 0.0
-    given, used = Counter(map(int, problem["numbers"])), Counter(solved[1])
+    given = Counter(map(int, problem["numbers"]))
+    used = Counter(solved[1])
     fair = used == given if use_all else used <= given
     return 1.0 if fair and solved[0] == Fraction(str(problem["target"])) else format_score
 

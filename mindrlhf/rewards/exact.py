@@ -169,7 +169,8 @@ def _after(found: re.Match[str], rest: str) -> str:
 
 
 def _is_unit(found: re.Match[str]) -> bool:
-    word, rest = found["word"], found.string
+    word = found["word"]
+    rest = found.string
     if word is None or len(word) > 3 or _SHORT.fullmatch(word) or not word.isascii():
         return True
     return word in _LETTERS and rest[: found.start()].endswith((" ", "/")) and not rest.lstrip().startswith("/")
@@ -200,7 +201,9 @@ class _Reader:
     """
 
     def __init__(self, text: str):
-        self._text, self.end, self._depth = text, 0, 0
+        self._text = text
+        self.end = 0
+        self._depth = 0
         self._look()
 
     def number(self) -> Fraction | None:
@@ -319,7 +322,8 @@ class _Reader:
                 return Fraction(int(found["whole"] + found["part"]), int(found["parts"])), False
             return Fraction(found["whole"]) + Fraction(int(found["part"]), int(found["parts"])), False
         if found["number"] is None:
-            start, period = found["start"], found["period"] or found["digit"]
+            start = found["start"]
+            period = found["period"] or found["digit"]
             below = Fraction(int(start + period) - int(start or 0), 10 ** len(start) * (10 ** len(period) - 1))
             return int(found["fixed"] or 0) + below, False
         text = found["number"].replace(",", "").replace(" ", "").rstrip(".")

@@ -99,7 +99,9 @@ def _spelled(text: str) -> str:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    whole, part, parts = int(found[1]), int(found[2] or found[4]), int(found[3] or found[5])
+    whole = int(found[1])
+    part = int(found[2] or found[4])
+    parts = int(found[3] or found[5])
     return rf"\frac{{{whole * parts + part}}}{{{parts}}}"
 
 

@@ -117,7 +117,8 @@ def _plain_fraction(found: re.Match[str]) -> str:
 
 
 def _value(run: re.Match[str]) -> Fraction | None:
-    value, sign = run["value"], (run["sign"] or "") + (run["inner_sign"] or "")
+    value = run["value"]
+    sign = (run["sign"] or "") + (run["inner_sign"] or "")
     if len(value) > MAX_LENGTH or run["joined"] or len(sign) > 1:
         return None
     parts = _VALUE.fullmatch(value)

@@ -49,7 +49,9 @@ class RewardRunner(AbstractContextManager):
         functions: of the calling program, by the names that settings have for them; they run in this process.
         total_steps: of the training, for functions that ask for them.
         """
-        self._settings, every, self._total_steps = settings, settings.all_functions, total_steps
+        self._settings = settings
+        every = settings.all_functions
+        self._total_steps = total_steps
         self.names = _labels(function.name for function in every)
         self._own = {
             place: bind(functions[one.name], self.names[place], one.args)
@@ -97,7 +99,8 @@ class RewardRunner(AbstractContextManager):
         """
         if self._closed:
             raise RuntimeError("this RewardRunner is closed")
-        samples, steps = [Sample(*one) for one in given], Steps(steps_done, self._total_steps)
+        samples = [Sample(*one) for one in given]
+        steps = Steps(steps_done, self._total_steps)
         self._drop(process for process in self._processes if not process.alive())  # ended since the last batch
         batch = _Batch(self._calls(len(samples)))
         try:

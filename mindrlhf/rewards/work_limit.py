@@ -87,7 +87,8 @@ def bits(node: Any) -> float:
 @contextmanager
 def work_limit(events: int = MAX_EVENTS) -> Iterator[None]:
     """Raise TooMuchWorkError in the body after this many calls and returns."""
-    left, before = events, sys.getprofile()
+    left = events
+    before = sys.getprofile()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal left

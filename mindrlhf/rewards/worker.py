@@ -49,7 +49,8 @@ def _call(function: RewardFunction, *sample: Any) -> list[Any]:
 
 
 def _call_batch(function: RewardFunction, samples: Sequence[Sequence[Any]], steps: Sequence[int]) -> list[Any]:
-    start, logged = time.perf_counter(), Logged(len(samples))
+    start = time.perf_counter()
+    logged = Logged(len(samples))
     found: Sequence[Outcome]
     try:
         found = outcomes(function.of_batch(samples, Steps(*steps), logged), len(samples), logged)

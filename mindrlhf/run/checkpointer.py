@@ -78,12 +78,19 @@ class Checkpointer:
         collectives: Collectives,
         saving: Callable[[], AbstractContextManager] = nullcontext,
     ):
-        self._settings, self._total, self._store, self._saving = settings, total_steps, store, saving
-        self._signals, self._reduce_max, self._alone = signals, collectives.all_reduce_max, collectives.size == 1
+        self._settings = settings
+        self._total = total_steps
+        self._store = store
+        self._saving = saving
+        self._signals = signals
+        self._reduce_max = collectives.all_reduce_max
+        self._alone = collectives.size == 1
         signals.asking = settings.stop_signals
-        self._best, self._bad = Best(*settings.best), BadUpdates()
+        self._best = Best(*settings.best)
+        self._bad = BadUpdates()
         self._patience = Patience(settings.early_stop_patience)
-        self._step, self._saved = 0, None  # steps done; the step of the last checkpoint
+        self._step = 0  # steps done
+        self._saved = None  # step of the last checkpoint
 
     def manage(self, state: Managed) -> None:
         """Take the state that checkpoints are to hold from now on."""
@@ -185,7 +192,8 @@ class Checkpointer:
         """Reason for an end before the last step, for people; else None."""
         if not self._patience.over or self._step >= self._total:
             return None
-        best, measured = self._best, f"{self._patience.in_row} measurements"
+        best = self._best
+        measured = f"{self._patience.in_row} measurements"
         found = f"{best.metric} was best in step {best.step} ({best.value:.6g})" if best.step else "no finite value"
         return f"early stop after step {self._step} of {self._total}: {measured} without a better one; {found}"
 

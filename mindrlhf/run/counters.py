@@ -30,7 +30,8 @@ class Best:
             near = nearest(name, metrics, cutoff=0.4)
             hint = f"did you mean {near}?" if near else f"this step has {', '.join(sorted(metrics))}."
             raise UserError(f"trainer.save_best_metric is {name}, and there is no such metric; {hint}")
-        sign, value = 1 if self.mode == "max" else -1, metrics[name]
+        sign = 1 if self.mode == "max" else -1
+        value = metrics[name]
         better = isfinite(value) and (self.value is None or sign * value > sign * self.value)
         if better:
             self.value, self.step = value, step

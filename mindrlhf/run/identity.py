@@ -29,7 +29,9 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     All ranks find the same checkpoint and share the work of checking it. Raises `UserError` if other checkpoints in the
     folder would mix with the run's.
     """
-    trainer, folder, first = job.config.trainer, Path(job.flags.save_ckpt_dir), collectives.is_first
+    trainer = job.config.trainer
+    folder = Path(job.flags.save_ckpt_dir)
+    first = collectives.is_first
     present = step_folders(folder)
     if trainer.resume_mode == "disable":
         if present and not trainer.val_only:
@@ -88,11 +90,13 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], first: bool) 
 def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (problem, input that differs) for each difference that makes another run."""
     for field, ours in run["model"].items():
-        theirs, ours = _without_dropout(saved["model"].get(field)), _without_dropout(ours)
+        theirs = _without_dropout(saved["model"].get(field))
+        ours = _without_dropout(ours)
         if theirs != ours and field not in _OPEN_FIELDS:
             problem = f"is a checkpoint of a model with {field} {theirs}, and this run's has {ours}"
             yield problem, "model YAMLs and weights"
-    theirs, ours = saved.get("base"), run["base"]
+    theirs = saved.get("base")
+    ours = run["base"]
     if theirs and ours and theirs["fingerprint"] != ours["fingerprint"]:
         problem = (
             f"holds adapters of the base model {theirs.get('path')}, whose weights are not those of {ours['path']}"

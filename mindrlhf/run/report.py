@@ -76,8 +76,12 @@ class Report:
     ):
         training = Partition.of_yaml(job.train, job.model, collectives.world.rank)
         ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
-        self._job, self._data, self._gather, self._ranks = job, data, collectives.all_gather_object, collectives.size
-        self._replicas, self._own_rows = training.mesh.replicas, training.first_of_replica
+        self._job = job
+        self._data = data
+        self._gather = collectives.all_gather_object
+        self._ranks = collectives.size
+        self._replicas = training.mesh.replicas
+        self._own_rows = training.first_of_replica
         self._timers, self._residency = timers, residency
         self._utilization = Utilization(job.model, ceiling, iterations, job.teacher and job.teacher[1])
         self._metrics, self._diagnosis = MetricSet(), Diagnosis()
@@ -89,9 +93,12 @@ class Report:
 
     def open_outputs(self, steps_done: int) -> None:
         """Open the run's outputs on the first rank; remove outputs of steps after `steps_done`."""
-        job, settings, output = self._job, self._job.config.trainer, self._job.output
+        job = self._job
+        settings = self._job.config.trainer
+        output = self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
-        total, start = self._data.total_steps, steps_done + 1 if steps_done else 0
+        total = self._data.total_steps
+        start = steps_done + 1 if steps_done else 0
         settings_shown = job.config.model_dump(mode="json")
         self._writers = open_writers(output, tracking, total, start, settings_shown, self.forecast_s)
         if not settings.val_only:
@@ -111,7 +118,8 @@ class Report:
 
     def _begin(self) -> tuple[MetricSet, dict[str, float]]:
         """Take the step's metrics so far, and its seconds by phase."""
-        metrics, self._metrics = self._metrics, MetricSet()
+        metrics = self._metrics
+        self._metrics = MetricSet()
         seconds = self._timers.collect()
         self._residency.report(metrics)
         return metrics, seconds

@@ -47,7 +47,10 @@ class Run:
         signals: StopSignals,
         report: type[Report],
     ):
-        self._job, self._data, self.collectives, self.checkpoint = job, data, collectives, checkpoint
+        self._job = job
+        self._data = data
+        self.collectives = collectives
+        self.checkpoint = checkpoint
         settings = job.config.trainer
         self.residency = open_residency(job)
         self.timers = Timers(compile_seconds, self._enter)
@@ -56,7 +59,8 @@ class Run:
         self.total_steps = data.total_steps
         self._card = data.card(job)
         token = collectives.broadcast_object(secrets.token_hex(4), root=collectives.ranks[0])
-        folder, keep = job.flags.save_ckpt_dir, settings.save_max_ckpt_num
+        folder = job.flags.save_ckpt_dir
+        keep = settings.save_max_ckpt_num
         writing = {"keep": keep, "asynchronous": settings.async_save, "implied": self.report.flush}
         self._store = CheckpointStore(folder, collectives.world.rank, collectives.ranks, token, **writing)
         self.checkpointer = Checkpointer(settings, self.total_steps, self._store, signals, collectives, self._saving)
@@ -75,7 +79,8 @@ class Run:
         counters, blobs: state to save in addition to the parts' own; None entries are left out. The outputs are opened
         last, because this truncates an earlier run's files: mistakes in the input have been found by then.
         """
-        job, first = self._job, self.collectives.is_first
+        job = self._job
+        first = self.collectives.is_first
         parts.register(self.residency)
         counters = drop_none(parts.counters() | counters | {"report": self.report})
         files = hf_files(job, self._card.files()) if first else {}
@@ -144,7 +149,8 @@ class Run:
 
     def export(self, parts: Parts) -> None:
         """Write the trained or best models as HF directories; the run is finished then."""
-        job, folder = self._job, self._job.flags.save_ckpt_dir
+        job = self._job
+        folder = self._job.flags.save_ckpt_dir
         if job.config.trainer.export_best:
             with self.timers("load_checkpoint"):
                 self.checkpointer.load_best(self.collectives.world.rank)
@@ -179,7 +185,8 @@ def continued_checkpoint(job: Job, data: RunData, collectives: Collectives) -> C
 
 def open_residency(job: Job) -> Residency:
     """Open the residency that swaps weights at the phases of a step."""
-    settings, device = job.config.memory, job.train.context.device
+    settings = job.config.memory
+    device = job.train.context.device
     folder = settings.swap_dir or job.output / "swap"
     moving = moving_roles(settings.swap, device)
     return Residency(lambda parameters: open_store(device, parameters, folder), moving)

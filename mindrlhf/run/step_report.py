@@ -74,7 +74,9 @@ class StepReport(Report):
 
     def open_outputs(self, steps_done: int) -> None:
         super().open_outputs(steps_done)
-        job, settings, record = self._job, self._job.config.trainer, None
+        job = self._job
+        settings = self._job.config.trainer
+        record = None
         if (file := job.flags.save_data_file) and not settings.val_only:
             record = RecordParts(file, steps_done)
             if record.missing:
@@ -171,7 +173,8 @@ class StepReport(Report):
     def _record_responses(self, step: int, result: StepResult) -> None:
         """Record all ranks' responses, without the large arrays computed from them."""
         config = self._job.config
-        parts, most = config.algorithm.updates_per_iteration, config.trainer.token_figures
+        parts = config.algorithm.updates_per_iteration
+        most = config.trainer.token_figures
         scores = ("reference_log_probs", "teacher_log_probs", "policy_log_probs", "old_log_probs", "values", "returns")
         computed = dict.fromkeys(scores)
         described = with_token_figures(result.experiences, result.updates, parts, most)
@@ -208,5 +211,6 @@ def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -
 
 def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
     """Compute `critic/vf_explained_var`, 1 - var(return - value) / var(return)."""
-    error, spread = values.get("critic/return_error/std"), values.get("critic/returns/std")
+    error = values.get("critic/return_error/std")
+    spread = values.get("critic/returns/std")
     return {"critic/vf_explained_var": 1.0 - (error / spread) ** 2} if error is not None and spread else {}

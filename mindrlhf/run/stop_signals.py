@@ -99,7 +99,8 @@ class StopSignals:
             self._insisted = True
         elif self.received is not None:
             return
-        self.received, self.reason = number, f"{name} was received"
+        self.received = number
+        self.reason = f"{name} was received"
         again = "SIGINT or SIGTERM, and it stops at once" if gentle else "again, and it stops at once"
         with suppress(OSError):  # the terminal may have closed
             print(f"{self.reason}: saving the state and stopping; {again}", file=sys.stderr, flush=True)

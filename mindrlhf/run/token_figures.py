@@ -25,7 +25,8 @@ def with_token_figures(
     updates: all updates of the step, none while a critic warms up. A pass over the experiences consists of `parts`
     updates, each with every `parts`-th group. Without an update the advantage is the only figure.
     """
-    chosen, last = widest(experiences, most), updates[len(updates) - parts :]
+    chosen = widest(experiences, most)
+    last = updates[len(updates) - parts :]
     return [
         replace(e, token_figures=_figures(e, last[index % parts] if last else None, index // parts))
         if index in chosen

@@ -61,7 +61,9 @@ class TrainingData:
 
 def read_training_data(job: Job) -> TrainingData:
     """Read and check a run's data. Raises `UserError`."""
-    flags, config, bucket = job.flags, job.config, job.config.train.length_bucket
+    flags = job.flags
+    config = job.config
+    bucket = job.config.train.length_bucket
     reading = job.tokenizer, config, job.objects.datasets
     recorded = read_record(flags.replay) if flags.replay else []
     rows = [] if flags.replay else read_problems(flags.mind_dataset_dir, *reading, split="train")
@@ -71,7 +73,8 @@ def read_training_data(job: Job) -> TrainingData:
     positions = longest_position(longest, config.rollout.max_new_tokens, bucket)
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(rows))
-    problems, source = [], config.data.val_dataset
+    problems = []
+    source = config.data.val_dataset
     if rows and source is not None:
         problems = read_problems(source, *reading, limit=config.validation.limit)
         length = check_prompts(job, problems, source, job.infer, of="validation")
@@ -93,7 +96,9 @@ def read_problems(
 
     split: of a folder or a hub's dataset without one behind a colon; None is the only one. limit: number of first rows.
     """
-    given, rollout, data = datasets.get(str(source)), config.rollout, config.data
+    given = datasets.get(str(source))
+    rollout = config.rollout
+    data = config.data
     if given is None and not is_source(source):
         return read_prompts(source, tokenizer)[:limit]
     if tokenizer is None:
@@ -109,7 +114,8 @@ def read_problems(
 def check_recorded(job: Job, recorded: Recorded) -> None:
     """Check that a replay's steps divide and its responses fit the model."""
     unit = job.train.parallel.data_parallel * job.config.algorithm.updates_per_iteration
-    limit, vocabulary = job.config.rollout.max_new_tokens, job.model.vocab_size
+    limit = job.config.rollout.max_new_tokens
+    vocabulary = job.model.vocab_size
     for step, experiences in recorded:
         responses = [rollout.response_ids for experience in experiences for rollout in experience.group.rollouts]
         longest, largest = (max(int(measure(ids)) for ids in responses) for measure in (len, max))

@@ -56,14 +56,16 @@ class TuningData:
 
 def read_tuning_data(job: Job) -> TuningData:
     """Read and check the data of fine-tuning. Raises `UserError`."""
-    data, bucket = job.config.data, job.config.train.length_bucket
+    data = job.config.data
+    bucket = job.config.train.length_bucket
     every_pair = read_pairs(job, job.flags.mind_dataset_dir, "train")
     pairs, held_out = held_out_share(every_pair, data.val_share, job.config.seed)
     if data.val_dataset:
         held_out = read_pairs(job, data.val_dataset)
     every = [*pairs, *held_out]
     longest = [max(len(part(pair)) for pair in every) for part in (lambda p: p.prompt_ids, lambda p: p.responses[0])]
-    positions, problems = longest_position(*longest, bucket), []
+    positions = longest_position(*longest, bucket)
+    problems = []
     if data.val_problems:
         sampling = job.config.validation
         reading = job.tokenizer, GRPOSettings(), job.objects.datasets

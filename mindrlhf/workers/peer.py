@@ -41,8 +41,10 @@ class Peer(ABC):
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
         self._reading, self._writing = reading, writing
-        self._timeout_s, self._deadline = timeout_s, time.monotonic() + first_timeout_s
-        self._outbox, self._inbox = memoryview(b""), bytearray()
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + first_timeout_s
+        self._outbox = memoryview(b"")
+        self._inbox = bytearray()
         self._answered = 0  # calls; a call's number is the number of calls before it
         self._stray = False  # it sent a message that is no reply to its call
         self.calls: deque[Any] = deque()
@@ -135,7 +137,8 @@ def wait(peers: Iterable[Peer], most_s: float = math.inf) -> list[Peer]:
 
     It sleeps for `most_s` seconds at most, and returns the peers that have woken it.
     """
-    by_descriptor, poll = {}, select.poll()
+    by_descriptor = {}
+    poll = select.poll()
     for peer in peers:
         if peer._outbox:
             poll.register(peer._writing, select.POLLOUT)

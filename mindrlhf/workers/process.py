@@ -106,7 +106,8 @@ class WorkerProcess(Peer):
             return super()._receive(message)
         match message:
             case {"error": str(sentence)}:
-                self.refusal, self.exited = sentence, True
+                self.refusal = sentence
+                self.exited = True
             case {"greeting": greeting}:
                 self._greet(greeting)
                 self.ready = True

@@ -48,7 +48,8 @@ def close_in_children(descriptor: int) -> None:
 
 def greet(replies: BinaryIO, prepare: Callable[[], tuple[Any, Any]]) -> Any:
     """Send the greeting that `prepare` returns, or its UserError; returns its other result."""
-    own, result = os.getpid(), None
+    own = os.getpid()
+    result = None
     try:
         result, greeting = prepare()
         message = {"greeting": greeting}

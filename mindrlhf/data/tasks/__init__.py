@@ -36,7 +36,8 @@ def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str
     paths = field_paths(fields)
     # A column that the user names as the question is the question, whatever else the row has.
     keys = () if "question" in paths and not set(KEYS) & set(paths) else KEYS
-    task, parsed = None if name is None else get_task(name), []
+    task = None if name is None else get_task(name)
+    parsed = []
     for row in rows:
         try:
             values = renamed(row.values, paths)
@@ -51,7 +52,8 @@ def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str
 def _task_of(row: Mapping[str, Any], keys: Sequence[str]) -> Task:
     """Recognise the task of a row by its columns."""
     prompt = any(row.get(key) is not None for key in keys)
-    answer, columns = row.get("answer"), set(row)
+    answer = row.get("answer")
+    columns = set(row)
     if isinstance(row.get("task"), str) and row["task"] in TASKS:
         return TASKS[row["task"]]
     if {"question", "environment", "seed"} <= columns:

@@ -64,7 +64,8 @@ def phrase(question: str, numbers: Mapping[str, int], rng: random.Random) -> str
 
 def _work_out(steps: list[str], numbers: dict[str, int], max_number: int) -> str | None:
     """Work out the answer, or None when a result leaves 0..max_number."""
-    values, worked = dict(numbers), []
+    values = dict(numbers)
+    worked = []
     for step in steps:
         left, operation, right = step.split()
         result = OPERATIONS[operation](values[left], values[right])

@@ -45,7 +45,8 @@ def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]
         expressions = _expressions(problem["steps"], numbers)
         if min(map(_value, expressions)) < 0:
             return None
-        question, result = phrase(problem["question"], numbers, rng), _value(expressions[-1])
+        question = phrase(problem["question"], numbers, rng)
+        result = _value(expressions[-1])
         return question, {"question": question, "answer": f"{expressions[-1]} = {result} {MARK} {result}"}
 
     return distinct(count, draw, TOOL)
@@ -71,7 +72,8 @@ def written_turns(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _expressions(steps: list[str], numbers: Mapping[str, int]) -> list[str]:
     """Write the expression of each step with those before it."""
-    texts, expressions = {place: str(number) for place, number in numbers.items()}, []
+    texts = {place: str(number) for place, number in numbers.items()}
+    expressions = []
     for step in steps:
         left, operation, right = step.split()
         texts["r"] = f"{texts[left]} {operation} {texts[right]}"
@@ -86,7 +88,8 @@ def _value(expression: str) -> int:
 
 
 def _conversation(row: dict[str, Any], careless_share: float, rng: random.Random) -> list[dict[str, Any]]:
-    question, (expression, result) = {"role": "user", "content": row["question"]}, row["answer"].split(" = ")
+    question = {"role": "user", "content": row["question"]}
+    expression, result = row["answer"].split(" = ")
     result = result.partition(" ")[0]
     given = re.findall(r"\d+", expression)
     easy = max(map(int, given)) <= EASY

@@ -20,7 +20,8 @@ def check_messages(messages: Any, name: str = "messages") -> None:
 
 
 def _has_content(message: Mapping[str, Any]) -> bool:
-    content, calls = message.get("content"), message.get("tool_calls") or []
+    content = message.get("content")
+    calls = message.get("tool_calls") or []
     return isinstance(calls, list) and (isinstance(content, str) or (content is None and bool(calls)))
 
 

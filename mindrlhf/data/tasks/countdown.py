@@ -16,7 +16,8 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     Ground truth: compact JSON, `{"target":24,"numbers":[3,8]}`.
     """
     key = "numbers" if "numbers" in row and "nums" not in row else "nums"
-    numbers, target = row.get(key), row.get("target")
+    numbers = row.get(key)
+    target = row.get("target")
     if not isinstance(numbers, list) or len(numbers) < 2 or not all(is_whole(number) for number in numbers):
         raise ValueError(f"key {key!r} should be a list of two or more integers, and is {numbers!r}")
     if not is_whole(target):

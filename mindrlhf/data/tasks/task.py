@@ -82,7 +82,8 @@ def distinct(count: int, draw: Callable[[], tuple[Hashable, dict[str, Any]] | No
     while len(rows) < count:
         key, row = draw() or (None, {})
         if key is not None and key not in rows:
-            rows[key], misses = row, 0
+            rows[key] = row
+            misses = 0
         elif (misses := misses + 1) == MISSES:
             raise UserError(
                 f"{count} different {kind} problems are asked for, and there are about {len(rows)} with these numbers: "

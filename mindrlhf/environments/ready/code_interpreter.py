@@ -106,7 +106,9 @@ def _watch(process: subprocess.Popen[bytes], folder: str) -> tuple[str, str | No
     Returns the text, and the reason if it was ended here, for the size of its output or folder.
     """
     output = bytearray()
-    reason, is_open, looked = None, True, time.monotonic()
+    reason = None
+    is_open = True
+    looked = time.monotonic()
     while reason is None and (is_open or process.poll() is None):
         if not is_open:
             with suppress(subprocess.TimeoutExpired):

@@ -25,7 +25,8 @@ class Game(ABC):
 
     def reset(self, seed: str = "0", question: str = "", **row: str) -> str | None:
         """Begin; returns rules and start, or None if the question contains them already."""
-        self.left, self.over = self.turns, False
+        self.left = self.turns
+        self.over = False
         opening = f"{self.rules} Write each move between <move> and </move>.\n\n{self.start(random.Random(seed))}"
         return None if opening in question else opening
 
@@ -104,7 +105,8 @@ class Maze(Game):
     def start(self, draw: random.Random) -> str:
         side = 2 * self.size + 1
         self.map = [["#"] * side for _ in range(side)]
-        self.place, path = (1, 1), [(1, 1)]
+        self.place = (1, 1)
+        path = [(1, 1)]
         self.map[1][1] = " "
         while path:
             row, column = path[-1]
@@ -145,7 +147,8 @@ class Game2048(Game):
     turns = 100
 
     def start(self, draw: random.Random) -> str:
-        self.draw, self.board = draw, [[0] * 4 for _ in range(4)]
+        self.draw = draw
+        self.board = [[0] * 4 for _ in range(4)]
         self._add()
         self._add()
         return self._drawn()
@@ -186,7 +189,8 @@ class TicTacToe(Game):
     lines = ("123", "456", "789", "147", "258", "369", "159", "357")
 
     def start(self, draw: random.Random) -> str:
-        self.draw, self.board = draw, list("123456789")
+        self.draw = draw
+        self.board = list("123456789")
         if draw.random() < 0.5:
             self._answer()
         return self._drawn()
