@@ -1,7 +1,5 @@
 """The one exception for mistakes that the user can correct."""
 
-from collections.abc import Mapping
-
 from mindrlhf.files.printable import printable, shortened
 
 MOST_CHARACTERS = 1200  # of a message, quoted text included
@@ -17,10 +15,3 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return shortened(printable(super().__str__()), MOST_CHARACTERS, " ")
-
-
-def refuse(faults: Mapping[str, object]) -> None:
-    """Raise UserError with the first sentence whose condition holds: sentence -> condition."""
-    for sentence, holds in faults.items():
-        if holds:
-            raise UserError(sentence)

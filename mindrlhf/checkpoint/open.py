@@ -17,7 +17,7 @@ from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_sharded, open_weights, rank_folders
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.flags import TokenizerFlags
 from mindrlhf.hub.models import local_model
 from mindrlhf.models.families import FAMILIES
@@ -68,13 +68,12 @@ def open_tokenizer(flags: TokenizerFlags, checkpoint: str | None) -> Tokenizer:
 def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, where: str) -> None:
     """Check that tokenizer and dataset `where` fit the model's embedding."""
     size, limit = tokenizer.size, model.vocab_size
-    larger = f"the tokenizer has {size} tokens and the model's vocab_size is {limit}"
-    beyond = f"{where}: token id {largest} is beyond the tokenizer's {size} tokens"
-    faults = {
-        f"{larger}; give the vocab.json and merges.txt of this model.": size > limit,
-        f"{beyond}; convert the data with the vocab.json and merges.txt that are given here.": largest >= size,
-    }
-    refuse(faults)
+    if size > limit:
+        found = f"the tokenizer has {size} tokens and the model's vocab_size is {limit}"
+        raise UserError(f"{found}; give the vocab.json and merges.txt of this model.")
+    if largest >= size:
+        found = f"{where}: token id {largest} is beyond the tokenizer's {size} tokens"
+        raise UserError(f"{found}; convert the data with the vocab.json and merges.txt that are given here.")
 
 
 def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.configs.lora import Adapter, LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import brief
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import write_json
 from mindrlhf.files.text import some
@@ -144,15 +144,16 @@ def _check_tensor(adapter: Adapter, tensor: StoredTensor, tensors: Mapping[str, 
     tensor.check()
     found = adapter.of(parsed["module"])
     dim = "AB".index(parsed["matrix"])
-    rank = found and found[0]
     partner = f"{_PREFIX}{parsed['module']}.lora_{'BA'[dim]}.weight"
-    other = f"{name} has shape {list(tensor.shape)}, and {PEFT_CONFIG_FILE} gives it rank {rank}"
-    faults = {
-        f"holds {name}, and target_modules of {PEFT_CONFIG_FILE} do not name it": found is None,
-        other: len(tensor.shape) != 2 or tensor.shape[dim] != rank,
-        f"holds {name} without {partner}": partner not in tensors,
-    }
-    refuse({f"{file}: {fault}; get both files again.": holds for fault, holds in faults.items()})
+    fault = None
+    if found is None:
+        fault = f"holds {name}, and target_modules of {PEFT_CONFIG_FILE} do not name it"
+    elif len(tensor.shape) != 2 or tensor.shape[dim] != found[0]:
+        fault = f"{name} has shape {list(tensor.shape)}, and {PEFT_CONFIG_FILE} gives it rank {found[0]}"
+    elif partner not in tensors:
+        fault = f"holds {name} without {partner}"
+    if fault:
+        raise UserError(f"{file}: {fault}; get both files again.")
 
 
 def write_adapter(

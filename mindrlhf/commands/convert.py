@@ -36,8 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert one tensor at a time; bit for bit unless the dtype changes."""
-    given = args.torch_ckpt_dir
-    folder = Path(given if args.reverse else local_model(given))
+    folder = Path(args.torch_ckpt_dir if args.reverse else local_model(args.torch_ckpt_dir))
     file = _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
     adapter = args.adapter

@@ -25,7 +25,7 @@ from mindrlhf.data.templates import NAMES
 from mindrlhf.environments.conversations import Statistics
 from mindrlhf.environments.open import open_conversations, sandbox_note
 from mindrlhf.environments.pool import tool_schemas
-from mindrlhf.errors import refuse
+from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
 from mindrlhf.files.json import write_json_lines
 from mindrlhf.files.printable import LAYOUT, printable
@@ -60,14 +60,14 @@ def run(args: argparse.Namespace) -> None:
     args = local_models(args)
     language_model(args.model)  # refuses a folder that is no model, before its tokenizer is looked for
     tokenizer = open_tokenizer(args, args.model)
-    typed = args.template is not None or args.system_prompt is not None
-    faults = {
-        "--output is missing; give the name of a JSONL file for the responses.": args.prompts and not args.output,
-        "--template and --system_prompt are for --prompt; the rows of --prompts are whole.": args.prompts and typed,
-        f"--output {args.output}: is a folder; give the name of a file.": args.output and args.output.is_dir(),
-    }
-    faults["--log_probs are written to --output; give the name of a file."] = args.log_probs and not args.output
-    refuse(faults)
+    if args.prompts and not args.output:
+        raise UserError("--output is missing; give the name of a JSONL file for the responses.")
+    if args.prompts and (args.template is not None or args.system_prompt is not None):
+        raise UserError("--template and --system_prompt are for --prompt; the rows of --prompts are whole.")
+    if args.output and args.output.is_dir():
+        raise UserError(f"--output {args.output}: is a folder; give the name of a file.")
+    if args.log_probs and not args.output:
+        raise UserError("--log_probs are written to --output; give the name of a file.")
     if args.output:
         make_folder(args.output.parent)
     generator = open_generator(args, args.model, settings, tokenizer, args.prompts or "--prompt")

@@ -7,7 +7,7 @@ from mindrlhf.commands.model_flags import add_model_flags
 from mindrlhf.configs.grpo import RolloutSettings, SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.errors import refuse
+from mindrlhf.errors import UserError
 from mindrlhf.rollout.generator import Generator
 
 # Flag -> number of values.
@@ -41,15 +41,15 @@ def rollout_settings(args: argparse.Namespace, overrides: Sequence[str]) -> Roll
 
 def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> None:
     """Raise UserError for flags out of range, and for settings that contradict each other."""
-    given = {flag: value for flag, value in vars(args).items() if flag in LEAST and value is not None}
+    for flag, value in vars(args).items():
+        if flag in LEAST and value is not None and value < LEAST[flag]:
+            raise UserError(f"--{flag} {value}: should be {LEAST[flag]} or more.")
     least, most = sampling.min_new_tokens, sampling.max_new_tokens
-    lengths = f"min_new_tokens is {least}, more than max_new_tokens {most}; set it to {most} or fewer."
-    same = (
-        f"--num_generations {args.num_generations}: with temperature 0 the responses are all the same; "
-        "set temperature above 0, or generate 1."
-    )
-    ranges = {f"--{flag} {n}: should be {LEAST[flag]} or more.": n < LEAST[flag] for flag, n in given.items()}
-    refuse(ranges | {lengths: least > most, same: args.num_generations > 1 and sampling.temperature == 0})
+    if least > most:
+        raise UserError(f"min_new_tokens is {least}, more than max_new_tokens {most}; set it to {most} or fewer.")
+    if args.num_generations > 1 and sampling.temperature == 0:
+        found = f"--num_generations {args.num_generations}: with temperature 0 the responses are all the same"
+        raise UserError(f"{found}; set temperature above 0, or generate 1.")
 
 
 def open_generator(

@@ -177,11 +177,10 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
     operations = ", ".join(f"{PHASES[phase].label} {short_number(value)}" for phase, value in flops.items())
     fullest = max(figures["ranks"], key=lambda rank: rank["peak"])
     model = work.model
-    device = work.train.context.device_target
     return "\n".join(
         (
             f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.trains)} x "
-            f"{device}: trains {axes(work.train)}, generates {axes(work.infer)}",
+            f"{work.train.context.device_target}: trains {axes(work.train)}, generates {axes(work.infer)}",
             f"prompts of at most {work.lengths.prompt:,} tokens ({printable(source)}), responses of at most "
             f"{work.config.rollout.max_new_tokens:,}\n",
             rank_table(work, figures) + "\n",

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.metrics.plot import FORMATS, check_suffix, draw_metric, draw_runs, write_table
 from mindrlhf.metrics.writers import METRICS_FILE, run_labels, run_name
 
@@ -74,40 +74,35 @@ def _check(args: argparse.Namespace, panels: Mapping[str, list[str]], groups: Ma
     """Raise UserError for flags that contradict each other."""
     count = len(args.runs)
     labels = len(args.labels or ())
+    for kind, lines, given in (("panel", panels, args.panel), ("group", groups, args.group)):
+        for name, runs in lines.items():
+            if not runs:
+                raise UserError(f"--{kind} {name} names no run; give its name, then its runs.")
+        if len(lines) < len(given or ()):
+            raise UserError(f"two --{kind} have the same name; give each its own.")
+    if groups and (count or labels or panels or args.by_seed):
+        raise UserError("--group names runs, so leave out others, --labels, --panel and --by_seed.")
+    if args.by_seed and (labels or panels):
+        raise UserError("--by_seed names its lines itself; leave out --labels and --panel.")
+    if args.smoothing is not None and not args.smoothing >= 0:
+        raise UserError(f"--smoothing is {args.smoothing}; give 0 or more steps.")
+    if args.metric:
+        if labels or args.accuracy is not None:
+            raise UserError("--labels and --accuracy do not go with --metric; leave them out.")
+        if bool(panels or groups) == bool(count):
+            raise UserError("--metric draws runs, or those of each --panel or --group; give one of them.")
+        return
+    if panels:
+        raise UserError("--panel goes with --metric; give the metric to draw.")
+    if not count and not groups:
+        raise UserError("there is no run to draw; give the output folder of one.")
+    if labels not in (0, count):
+        raise UserError(f"--labels has {labels} names for {count} runs; give one for each run.")
     numbers = len(args.accuracy or ())
     drawn = len(groups) or (len(_by_seed(args.runs)) if args.by_seed else count)
-    empty = [
-        f"--{kind} {name}"
-        for kind, given in (("panel", panels), ("group", groups))
-        for name in given
-        if not given[name]
-    ]
-    equal = "two --{0} have the same name; give each its own."
-    faults = {
-        f"{next(iter(empty), '')} names no run; give its name, then its runs.": empty,
-        equal.format("panel"): len(panels) < len(args.panel or ()),
-        equal.format("group"): len(groups) < len(args.group or ()),
-        "--group names runs, so leave out others, --labels, --panel and --by_seed.": groups
-        and (count or labels or panels or args.by_seed),
-        "--by_seed names its lines itself; leave out --labels and --panel.": args.by_seed and (labels or panels),
-        f"--smoothing is {args.smoothing}; give 0 or more steps.": args.smoothing is not None
-        and not args.smoothing >= 0,
-    }
-    if args.metric:
-        faults |= {
-            "--labels and --accuracy do not go with --metric; leave them out.": labels or args.accuracy is not None,
-            "--metric draws runs, or those of each --panel or --group; give one of them.": bool(panels or groups)
-            == bool(count),
-        }
-    else:
-        uneven = numbers not in (0, 2 * drawn)
-        faults |= {
-            "--panel goes with --metric; give the metric to draw.": panels,
-            "there is no run to draw; give the output folder of one.": not count and not groups,
-            f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
-            f"--accuracy has {numbers} numbers for {drawn} runs; give two for each run: before and after.": uneven,
-        }
-    refuse(faults)
+    if numbers not in (0, 2 * drawn):
+        found = f"--accuracy has {numbers} numbers for {drawn} runs"
+        raise UserError(f"{found}; give two for each run: before and after.")
 
 
 def _by_seed(runs: Iterable[Path]) -> dict[str, list[Path]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import sleep
 
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.compare import compare
 from mindrlhf.metrics.writers import METRICS_FILE, run_folder, run_labels
@@ -35,15 +35,16 @@ def run(args: argparse.Namespace) -> int:
     args.runs = [run for path in args.runs for run in _runs_in(path)]
     count = len(args.runs)
     labels = len(args.labels or ())
-    counts = "--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds."
+    if labels not in (0, count):
+        raise UserError(f"--labels has {labels} names for {count} runs; give one for each run.")
+    if args.compare and count != 2:
+        raise UserError(f"--compare takes two runs, and {count} are given; give A and B.")
+    if args.compare and args.live:
+        raise UserError("--compare and --live do different things; give one of them.")
     few = any(limit is not None and limit < 1 for limit in (args.samples, args.sample_steps))
-    faults = {
-        f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
-        f"--compare takes two runs, and {count} are given; give A and B.": args.compare and count != 2,
-        "--compare and --live do different things; give one of them.": args.compare and args.live,
-        counts: few or not 0.5 <= args.refresh <= 3600,
-    }
-    refuse(faults)
+    if few or not 0.5 <= args.refresh <= 3600:
+        found = "--samples and --sample_steps should be 1 or more"
+        raise UserError(f"{found}, and --refresh between 0.5 and 3600 seconds.")
     reader = AnswerReader(args.samples, args.sample_steps)
     if args.compare:
         return _compare(args, reader)

@@ -10,7 +10,7 @@ from mindrlhf.data.tasks import arithmetic, calculator, countdown, get_task, mul
 from mindrlhf.data.tasks.task import Task
 from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.environments.ready import games
-from mindrlhf.errors import refuse
+from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 
 DEMONSTRATIONS = {
@@ -85,17 +85,16 @@ def _texts(name: str, splits: Mapping[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _validate(args: argparse.Namespace) -> None:
-    given = vars(args)
-    careless = f"--careless_share goes with --task {' or '.join(DEMONSTRATIONS)}, and the task is"
-    operands = " ".join(map(str, args.operands))
-    sizes = {f"--{flag} {given[flag]}: should be 1 or more.": given[flag] < 1 for flag in ("train_size", "test_size")}
-    shares = {
-        f"--{flag} {given[flag]}: is a fraction, so it should be from 0 to 1.": not 0 <= given[flag] <= 1
-        for flag in ("two_step_share", "careless_share")
-    }
-    others = {
-        f"{careless} {args.task}; remove it.": args.careless_share and args.task not in DEMONSTRATIONS,
-        f"--operations {args.operations}: should be some of + - *.": set(args.operations) - set(arithmetic.OPERATIONS),
-        f"--operands {operands}: each should be from 2 to 6.": min(args.operands) < 2 or max(args.operands) > 6,
-    }
-    refuse(sizes | shares | others)
+    for flag in ("train_size", "test_size"):
+        if getattr(args, flag) < 1:
+            raise UserError(f"--{flag} {getattr(args, flag)}: should be 1 or more.")
+    for flag in ("two_step_share", "careless_share"):
+        if not 0 <= getattr(args, flag) <= 1:
+            raise UserError(f"--{flag} {getattr(args, flag)}: is a fraction, so it should be from 0 to 1.")
+    if args.careless_share and args.task not in DEMONSTRATIONS:
+        tasks = " or ".join(DEMONSTRATIONS)
+        raise UserError(f"--careless_share goes with --task {tasks}, and the task is {args.task}; remove it.")
+    if set(args.operations) - set(arithmetic.OPERATIONS):
+        raise UserError(f"--operations {args.operations}: should be some of + - *.")
+    if min(args.operands) < 2 or max(args.operands) > 6:
+        raise UserError(f"--operands {' '.join(map(str, args.operands))}: each should be from 2 to 6.")

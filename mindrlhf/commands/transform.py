@@ -17,7 +17,7 @@ from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_same_model
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.files.shipped import names_yaml
 from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress
@@ -64,15 +64,12 @@ def run(args: argparse.Namespace) -> None:
     layout = _layout(goal, model, weights)
     _check_flags(args, layout, uncut)
     whole_model = uncut and target.suffix not in FILE_SUFFIXES
-    adapted = model is not None and model.adapter
-    folder = f"{target}: a Hugging Face folder"
-    other = "or give a file name that ends in .safetensors or .ckpt"
-    refuse(
-        {
-            f"{folder} needs the model's configuration; name a model YAML, {other}.": whole_model and model is None,
-            f"{folder} has no adapters, and the YAML names some; remove them, {other}.": whole_model and adapted,
-        }
-    )
+    if whole_model and (model is None or model.adapter):
+        folder = f"{target}: a Hugging Face folder"
+        other = "or give a file name that ends in .safetensors or .ckpt"
+        if model is None:
+            raise UserError(f"{folder} needs the model's configuration; name a model YAML, {other}.")
+        raise UserError(f"{folder} has no adapters, and the YAML names some; remove them, {other}.")
     only = args.rank_id if args.transform_by_rank else None
     of_ranks = "uncut" if uncut else f"{layout.size} ranks" if only is None else f"rank {only}"
     count = len(layout.placements) if uncut else layout.size if only is None else 1
@@ -187,28 +184,25 @@ def _layout(goal: Wish, model: ModelConfig | None, weights: WeightSource) -> Lay
     """Compute the layout to write."""
     if isinstance(goal, ModelYaml):
         return yaml_layout(goal, model)
-    shapes = weights.shapes
-    return full_layout(shapes) if goal is None else goal.layout(shapes, str(weights.path))
+    return full_layout(weights.shapes) if goal is None else goal.layout(weights.shapes, str(weights.path))
 
 
 def _check_flags(args: argparse.Namespace, layout: Layout, uncut: bool) -> None:
     """Check that flags about ranks and processes fit the output."""
     ranks = layout.size
-    processes = args.transform_process_num
-    rank = args.rank_id
-    alone = rank and not args.transform_by_rank
-    of_ranks = args.output_format or args.transform_by_rank or processes > 1
-    world = f"--world_size is {args.world_size}, and the layout to write ({args.dst_strategy or 'uncut'}) has {ranks}"
-    files = "--output_format, --transform_by_rank and --transform_process_num are about the files of ranks, and one"
-    refuse(
-        {
-            f"{world} ranks; set it to {ranks} or leave it out.": args.world_size not in (None, ranks),
-            f"--transform_process_num is {processes}; set it to 1 or more.": processes < 1,
-            f"--rank_id is {rank}, which needs --transform_by_rank True; add that or leave it out.": alone,
-            f"--rank_id is {rank}, and the layout to write has the ranks 0 to {ranks - 1}.": not 0 <= rank < ranks,
-            f"{files} uncut checkpoint is to be written; leave them out or give --dst_strategy.": uncut and of_ranks,
-        }
-    )
+    if args.world_size not in (None, ranks):
+        found = f"--world_size is {args.world_size}, and the layout to write ({args.dst_strategy or 'uncut'})"
+        raise UserError(f"{found} has {ranks} ranks; set it to {ranks} or leave it out.")
+    if args.transform_process_num < 1:
+        raise UserError(f"--transform_process_num is {args.transform_process_num}; set it to 1 or more.")
+    if args.rank_id and not args.transform_by_rank:
+        found = f"--rank_id is {args.rank_id}, which needs --transform_by_rank True"
+        raise UserError(f"{found}; add that or leave it out.")
+    if not 0 <= args.rank_id < ranks:
+        raise UserError(f"--rank_id is {args.rank_id}, and the layout to write has the ranks 0 to {ranks - 1}.")
+    if uncut and (args.output_format or args.transform_by_rank or args.transform_process_num > 1):
+        found = "--output_format, --transform_by_rank and --transform_process_num are about the files of ranks"
+        raise UserError(f"{found}, and one uncut checkpoint is to be written; leave them out or give --dst_strategy.")
 
 
 def _file_format(weights: WeightSource) -> FileFormat:

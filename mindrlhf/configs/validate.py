@@ -23,7 +23,7 @@ from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.problems import number
 from mindrlhf.configs.run import HELD_OUT, RunSettings
 from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.user_functions import is_user_function
 
 _log = logging.getLogger(__name__)
@@ -90,10 +90,12 @@ def check_held_out_pairs(config: SFTSettings) -> None:
     pairs = data.val_dataset is not None or data.val_share > 0
     give = "held-out rows; set data.val_dataset, data.val_share or data.val_problems"
     check_trainer(trainer, pairs or data.val_problems is not None, give)
-    both = f"data.val_share is {data.val_share:g} and data.val_dataset is {data.val_dataset}; give one of them."
-    best, _ = trainer.best
-    loss = f"trainer: {best} is measured on held-out rows; set data.val_dataset or data.val_share."
-    refuse({both: data.val_dataset and data.val_share, loss: best == "val/loss" and not pairs})
+    if data.val_dataset and data.val_share:
+        given = f"data.val_share is {data.val_share:g} and data.val_dataset is {data.val_dataset}"
+        raise UserError(f"{given}; give one of them.")
+    if trainer.best[0] == "val/loss" and not pairs:
+        right = "set data.val_dataset or data.val_share"
+        raise UserError(f"trainer: val/loss is measured on held-out rows; {right}.")
 
 
 def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
@@ -118,33 +120,35 @@ def warn_recompute(yaml: ModelYaml) -> None:
 def check_generating_layout(yaml: ModelYaml) -> None:
     layout = yaml.parallel
     where = f"{yaml.path}: parallel_config"
-    stages = f"{where}.pipeline_stage is {layout.pipeline_stage}, and generation runs in one stage; set it to 1."
-    split = f"{where}.use_seq_parallel is True, and generation has one position at a time; set it to False."
-    refuse({stages: layout.pipeline_stage != 1, split: layout.use_seq_parallel})
+    if layout.pipeline_stage != 1:
+        found = f"{where}.pipeline_stage is {layout.pipeline_stage}"
+        raise UserError(f"{found}, and generation runs in one stage; set it to 1.")
+    if layout.use_seq_parallel:
+        raise UserError(
+            f"{where}.use_seq_parallel is True, and generation has one position at a time; set it to False."
+        )
 
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     """Check that the layout uses all workers and divides the model."""
     layout = yaml.parallel
     where = f"{yaml.path}: parallel_config"
-    layers = model.num_layers
-    product = layout.workers
     tensor = layout.model_parallel
     stages = layout.pipeline_stage
-    parts = layout.micro_batch_num
-    misfit = _misfit(model, tensor)
-    factors = f"data_parallel {layout.data_parallel} x model_parallel {tensor} x pipeline_stage {stages} is {product}"
-    start = f"start {product} (msrun --worker_num={product}), or set parallel_config to a product of {workers}"
-    right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
-    deep = f"{where}.pipeline_stage {stages} is more than the model's {layers} layers; set it to {layers} or fewer."
-    idle = f"{where}.micro_batch_num {parts} is fewer than pipeline_stage {stages}; set it to {stages} or more."
-    faults = {
-        f"{yaml.path}: {factors}, and the workers started are {workers}; {start}.": product != workers,
-        f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.": misfit,
-        deep: stages > layers,
-        idle: parts < stages,
-    }
-    refuse(faults)
+    if layout.workers != workers:
+        product = layout.workers
+        factors = f"data_parallel {layout.data_parallel} x model_parallel {tensor} x pipeline_stage {stages}"
+        start = f"start {product} (msrun --worker_num={product}), or set parallel_config to a product of {workers}"
+        raise UserError(f"{yaml.path}: {factors} is {product}, and the workers started are {workers}; {start}.")
+    if misfit := _misfit(model, tensor):
+        right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
+        raise UserError(f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.")
+    if stages > model.num_layers:
+        found = f"{where}.pipeline_stage {stages} is more than the model's {model.num_layers} layers"
+        raise UserError(f"{found}; set it to {model.num_layers} or fewer.")
+    if layout.micro_batch_num < stages:
+        found = f"{where}.micro_batch_num {layout.micro_batch_num} is fewer than pipeline_stage {stages}"
+        raise UserError(f"{found}; set it to {stages} or more.")
 
 
 def _misfit(model: ModelConfig, ranks: int) -> str:
@@ -202,12 +206,15 @@ def check_divides(key: str, value: int, divisor: int, name: str, unit: int | Non
 
 def check_comparison(config: GRPOSettings) -> None:
     """Check that responses to a prompt can differ if the advantage compares them."""
-    rollout = config.rollout
-    asks = f"algorithm.advantage {config.algorithm.advantage!r}"
-    one = f"rollout.num_generations is 1, and {asks} compares the responses to one prompt; set it to 2 or more."
-    greedy = f"rollout.temperature is 0 (or do_sample False), and {asks} compares different responses; set it above 0."
-    if config.algorithm.method.compares:
-        refuse({one: rollout.num_generations == 1, greedy: rollout.temperature == 0})
+    if not config.algorithm.method.compares:
+        return
+    asks = f"algorithm.advantage {config.algorithm.advantage!r} compares"
+    if config.rollout.num_generations == 1:
+        found = f"rollout.num_generations is 1, and {asks} the responses to one prompt"
+        raise UserError(f"{found}; set it to 2 or more.")
+    if config.rollout.temperature == 0:
+        found = f"rollout.temperature is 0 (or do_sample False), and {asks} different responses"
+        raise UserError(f"{found}; set it above 0.")
 
 
 def check_batch(config: GRPOSettings, train: ModelYaml, infer: ModelYaml) -> None:
@@ -235,18 +242,16 @@ def check_dynamic_sampling(config: GRPOSettings, infer: ModelYaml) -> None:
     if not sampling.enabled:
         return
     size = sampling.prompts_per_round or prompts
-    rounds = sampling.max_rounds
-    metric = sampling.metric
     names = [function.name.rpartition(":")[2] for function in config.reward.all_functions]
-    one = "dynamic_sampling.enabled compares rewards in a group, and rollout.num_generations is 1; set it to 2 or more."
-    other = f"dynamic_sampling.metric is {metric!r}, which is none of reward.functions; give one of {', '.join(names)}."
-    few = f"dynamic_sampling: {rounds} rounds of {size} prompts are fewer than data.prompts_per_step {prompts}"
-    faults = {
-        one: config.rollout.num_generations == 1,
-        other: metric is not None and metric not in names,
-        f"{few}; set max_rounds to {-(-prompts // size)} or more.": size * rounds < prompts,
-    }
-    refuse(faults)
+    if config.rollout.num_generations == 1:
+        found = "dynamic_sampling.enabled compares rewards in a group, and rollout.num_generations is 1"
+        raise UserError(f"{found}; set it to 2 or more.")
+    if sampling.metric is not None and sampling.metric not in names:
+        found = f"dynamic_sampling.metric is {sampling.metric!r}, which is none of reward.functions"
+        raise UserError(f"{found}; give one of {', '.join(names)}.")
+    if size * sampling.max_rounds < prompts:
+        found = f"{sampling.max_rounds} rounds of {size} prompts are fewer than data.prompts_per_step {prompts}"
+        raise UserError(f"dynamic_sampling: {found}; set max_rounds to {-(-prompts // size)} or more.")
     _check_ranks(infer, "dynamic_sampling.prompts_per_round", size)
 
 
@@ -255,21 +260,22 @@ def check_trainer(trainer: RunSettings, measured: bool, give: str) -> None:
 
     measured: whether there is held-out data. give: the settings that provide it, for messages.
     """
+    if not measured:
+        for key in ("val_only", "test_freq"):
+            if getattr(trainer, key):
+                raise UserError(f"trainer.{key} needs {give}.")
+    best, _ = trainer.best
+    if best and best.startswith(HELD_OUT) and trainer.test_freq is None:
+        found = f"trainer.save_best_metric is {best}, which is measured every trainer.test_freq steps"
+        raise UserError(f"{found}; set test_freq too.")
+    for key in ("early_stop_patience", "export_best"):
+        if getattr(trainer, key) and not best:
+            raise UserError(f"trainer.{key} follows trainer.save_best_metric, which is null; name a metric there.")
     mode = trainer.resume_mode
     path = trainer.resume_from_path
-    best, _ = trainer.best
-    resumed = f"trainer.resume_mode is {mode} and trainer.resume_from_path is {path}; a path goes with resume_path"
-    rarely = f"trainer.save_best_metric is {best}, which is measured every trainer.test_freq steps; set test_freq too."
-    watched = "follows trainer.save_best_metric, which is null; name a metric there."
-    faults = {
-        f"trainer.val_only needs {give}.": trainer.val_only and not measured,
-        f"trainer.test_freq needs {give}.": trainer.test_freq and not measured,
-        rarely: best and best.startswith(HELD_OUT) and trainer.test_freq is None,
-        f"trainer.early_stop_patience {watched}": trainer.early_stop_patience and not best,
-        f"trainer.export_best {watched}": trainer.export_best and not best,
-        f"{resumed}, or give --resume_training PATH.": (mode == "resume_path") != (path is not None),
-    }
-    refuse(faults)
+    if (mode == "resume_path") != (path is not None):
+        found = f"trainer.resume_mode is {mode} and trainer.resume_from_path is {path}"
+        raise UserError(f"{found}; a path goes with resume_path, or give --resume_training PATH.")
 
 
 def check_lora(lora: LoraSettings) -> None:
@@ -343,29 +349,22 @@ def check_algorithm(algorithm: AlgorithmSettings) -> None:
     _check_options(algorithm, "advantage", ADVANTAGES)
     _check_options(algorithm, "policy_loss", POLICY_LOSSES)
     low, high = algorithm.clip_cov_lb, algorithm.clip_cov_ub
-    both = "algorithm.normalize_functions does not normalise the KL term of kl_in_reward; set kl_in_reward to False."
-    loss = "algorithm.kl_bias_correction is of the KL term in the loss, and kl_in_reward puts it elsewhere; keep one."
-    twice = f"algorithm.kl_estimator {algorithm.kl_estimator} has an unbiased gradient; leave kl_bias_correction out."
-    corrected = algorithm.kl_bias_correction
-    order = f"algorithm.clip_cov_lb is {low}, not below algorithm.clip_cov_ub {high}; lower it."
-    unordered = None not in (low, high) and low >= high
-    refuse(
-        {
-            both: algorithm.normalize_functions and algorithm.kl_in_reward,
-            loss: corrected and algorithm.kl_in_reward,
-            twice: corrected and algorithm.kl_estimator.endswith("+"),
-            order: unordered,
-        }
-    )
-    needs = algorithm.method.uses_teacher
-    absent = algorithm.teacher is None
-    given = f"algorithm.teacher is {algorithm.teacher}, and algorithm.advantage {algorithm.advantage}"
-    refuse(
-        {
-            f"{given} needs one; name an HF directory or a hub's id.": needs and absent,
-            f"{given} learns from none; set advantage to distillation, or remove teacher.": not needs and not absent,
-        }
-    )
+    if algorithm.normalize_functions and algorithm.kl_in_reward:
+        found = "algorithm.normalize_functions does not normalise the KL term of kl_in_reward"
+        raise UserError(f"{found}; set kl_in_reward to False.")
+    if algorithm.kl_bias_correction and algorithm.kl_in_reward:
+        found = "algorithm.kl_bias_correction is of the KL term in the loss, and kl_in_reward puts it elsewhere"
+        raise UserError(f"{found}; keep one.")
+    if algorithm.kl_bias_correction and algorithm.kl_estimator.endswith("+"):
+        found = f"algorithm.kl_estimator {algorithm.kl_estimator} has an unbiased gradient"
+        raise UserError(f"{found}; leave kl_bias_correction out.")
+    if None not in (low, high) and low >= high:
+        raise UserError(f"algorithm.clip_cov_lb is {low}, not below algorithm.clip_cov_ub {high}; lower it.")
+    if algorithm.method.uses_teacher == (algorithm.teacher is None):
+        given = f"algorithm.teacher is {algorithm.teacher}, and algorithm.advantage {algorithm.advantage}"
+        if algorithm.teacher is None:
+            raise UserError(f"{given} needs one; name an HF directory or a hub's id.")
+        raise UserError(f"{given} learns from none; set advantage to distillation, or remove teacher.")
     for setting in ("kl_in_reward", "kl_target", "reference_sync_steps") if algorithm.beta == 0 else ():
         if value := getattr(algorithm, setting):
             absent = "algorithm.beta 0 means that there is no reference model"

@@ -17,7 +17,7 @@ from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.templates import prompt_ids
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.truncation import TRUNCATIONS, TokenPair, fit
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.files.text import aligned
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.shapes import round_up
@@ -174,13 +174,13 @@ def convert_to_verl(
 
 
 def _validate(prompt: int, whole: int | None, truncation: str) -> None:
-    room = f"--seq_length {whole}: holds the prompt and its answer, so it should be more than --max_prompt_length"
-    faults = {
-        f"--truncation {truncation}: unknown; give one of {', '.join(TRUNCATIONS)}.": truncation not in TRUNCATIONS,
-        f"--max_prompt_length {prompt}: should be 1 or more.": prompt < 1,
-        f"{room} {prompt}.": whole is not None and whole <= prompt,
-    }
-    refuse(faults)
+    if truncation not in TRUNCATIONS:
+        raise UserError(f"--truncation {truncation}: unknown; give one of {', '.join(TRUNCATIONS)}.")
+    if prompt < 1:
+        raise UserError(f"--max_prompt_length {prompt}: should be 1 or more.")
+    if whole is not None and whole <= prompt:
+        found = f"--seq_length {whole}: holds the prompt and its answer"
+        raise UserError(f"{found}, so it should be more than --max_prompt_length {prompt}.")
 
 
 def _read(source: Sources) -> list[SourceRow]:

@@ -35,8 +35,7 @@ def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partne
         return None
     first = generating.first_of_replica
     variables = job.config.data.chat_template_kwargs
-    seed = job.config.seed
-    own = open_conversations(settings, job.tokenizer, seed, stack, variables) if first else None
+    own = open_conversations(settings, job.tokenizer, job.config.seed, stack, variables) if first else None
     group = generating.mesh.group(collectives.world.rank, TENSOR)
     return SharedPartner(own, lambda value: collectives.broadcast_object(value, group[0], group)) if group[1:] else own
 

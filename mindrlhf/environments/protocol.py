@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 
-from mindrlhf.errors import UserError, refuse
+from mindrlhf.errors import UserError
 from mindrlhf.user_functions import hint, is_user_function, load_function
 
 _PLACE = "mindrlhf.environments.ready"
@@ -70,15 +70,12 @@ def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Env
     methods = {} if raw else dict(_methods(made))
     named = f"environment {getattr(made, '__name__', '')!r}"
     tools = ", ".join((*methods, *functions))
-    answers = raw or tools or made is None
-    refuse(
-        {
-            f"{named} answers by `reply`, and there are tools ({tools}); leave one of the two.": raw and tools,
-            f"{named} answers nothing; it should have a method that is a tool, or `reply`.": not answers,
-            f"{named} and plain functions have a tool of the same name ({tools}); rename one.": {*methods}
-            & {*functions},
-        }
-    )
+    if raw and tools:
+        raise UserError(f"{named} answers by `reply`, and there are tools ({tools}); leave one of the two.")
+    if not (raw or tools or made is None):
+        raise UserError(f"{named} answers nothing; it should have a method that is a tool, or `reply`.")
+    if methods.keys() & functions.keys():
+        raise UserError(f"{named} and plain functions have a tool of the same name ({tools}); rename one.")
     schemas = [tool_schema(MethodType(method, made)) for method in methods.values()]
     schemas += [tool_schema(function) for function in functions.values()]
     checked = [{name: pydantic.validate_call(tool) for name, tool in tools.items()} for tools in (methods, functions)]

@@ -55,11 +55,10 @@ def open_validation(
     if not problems:
         return None
     config = job.config
-    axis = generator.data_parallel
     collectives = generator.collectives
     settings = config.held_out
     sampling = settings.sampling
-    share = problems[axis.rank :: axis.size]
+    share = problems[generator.data_parallel.rank :: generator.data_parallel.size]
     rewards = None
     judging = settings.reward
     if sampling.reward != ALL:

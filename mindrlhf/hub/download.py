@@ -74,8 +74,7 @@ def _ask(name: str, kind: Kind, patterns: Sequence[str] | None, revision: str | 
     """Send a request to the hub from a process of its own; see `fetch`."""
     request = {"name": name, "kind": kind, "revision": revision, "patterns": patterns, "seconds": SILENCE_S}
     command = [sys.executable, fetch.__file__]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         waiting = Timer(PATIENCE_S, _say_silent, (name,))
         waiting.daemon = True
         waiting.start()

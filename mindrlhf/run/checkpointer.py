@@ -158,8 +158,7 @@ class Checkpointer:
             self._patience.count(best)
         self._step = step
         self._take_snapshot()
-        frequency = self._settings.save_freq
-        if best or (frequency and (step % frequency == 0 or self.over)):
+        if best or (self._settings.save_freq and (step % self._settings.save_freq == 0 or self.over)):
             self._save(best)
         if bad >= self._settings.max_bad_updates:
             raise UserError(

@@ -93,16 +93,15 @@ class Report:
 
     def open_outputs(self, steps_done: int) -> None:
         """Open the run's outputs on the first rank; remove outputs of steps after `steps_done`."""
-        job = self._job
         settings = self._job.config.trainer
         output = self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
         total = self._data.total_steps
         start = steps_done + 1 if steps_done else 0
-        settings_shown = job.config.model_dump(mode="json")
+        settings_shown = self._job.config.model_dump(mode="json")
         self._writers = open_writers(output, tracking, total, start, settings_shown, self.forecast_s)
         if not settings.val_only:
-            write_settings(output, job.described(), resumed=steps_done > 0)
+            write_settings(output, self._job.described(), resumed=steps_done > 0)
             if steps_done:
                 forget_after(output, steps_done)
 

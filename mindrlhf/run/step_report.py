@@ -75,15 +75,14 @@ class StepReport(Report):
     def open_outputs(self, steps_done: int) -> None:
         super().open_outputs(steps_done)
         job = self._job
-        settings = self._job.config.trainer
         record = None
-        if (file := job.flags.save_data_file) and not settings.val_only:
+        if (file := job.flags.save_data_file) and not self._job.config.trainer.val_only:
             record = RecordParts(file, steps_done)
             if record.missing:
                 last = record.missing[-1]
                 print(f"{file}: the rollouts of steps 1 to {last} are not beside it and are left out")
         if self._records:
-            folder = job.output / ROLLOUTS_FOLDER if settings.save_rollouts else None
+            folder = job.output / ROLLOUTS_FOLDER if self._job.config.trainer.save_rollouts else None
             self._responses = ResponseWriter(folder, record, job.tokenizer.decode)
 
     def add_reward_table(self, table: RewardTable) -> None:
@@ -172,9 +171,8 @@ class StepReport(Report):
 
     def _record_responses(self, step: int, result: StepResult) -> None:
         """Record all ranks' responses, without the large arrays computed from them."""
-        config = self._job.config
-        parts = config.algorithm.updates_per_iteration
-        most = config.trainer.token_figures
+        parts = self._job.config.algorithm.updates_per_iteration
+        most = self._job.config.trainer.token_figures
         scores = ("reference_log_probs", "teacher_log_probs", "policy_log_probs", "old_log_probs", "values", "returns")
         computed = dict.fromkeys(scores)
         described = with_token_figures(result.experiences, result.updates, parts, most)

@@ -63,14 +63,13 @@ def read_training_data(job: Job) -> TrainingData:
     """Read and check a run's data. Raises `UserError`."""
     flags = job.flags
     config = job.config
-    bucket = job.config.train.length_bucket
     reading = job.tokenizer, config, job.objects.datasets
     recorded = read_record(flags.replay) if flags.replay else []
     rows = [] if flags.replay else read_problems(flags.mind_dataset_dir, *reading, split="train")
     prompts = rows or [e.group.prompt for _, step in recorded for e in step]
     recorded = recorded[: config.trainer.total_steps]
     longest = check_prompts(job, prompts, flags.replay or flags.mind_dataset_dir, job.train, job.infer)
-    positions = longest_position(longest, config.rollout.max_new_tokens, bucket)
+    positions = longest_position(longest, config.rollout.max_new_tokens, job.config.train.length_bucket)
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(rows))
     problems = []
@@ -79,7 +78,7 @@ def read_training_data(job: Job) -> TrainingData:
         problems = read_problems(source, *reading, limit=config.validation.limit)
         length = check_prompts(job, problems, source, job.infer, of="validation")
         answer = config.validation.completed(config.rollout).max_new_tokens
-        positions = max(positions, longest_position(length, answer, bucket))
+        positions = max(positions, longest_position(length, answer, job.config.train.length_bucket))
     stream = PromptStream(rows, config.data.prompts_per_step, config.data.shuffle, config.seed) if rows else None
     return TrainingData(stream, recorded, len(rows), prompts, problems, longest, positions, total)
 
@@ -115,7 +114,6 @@ def check_recorded(job: Job, recorded: Recorded) -> None:
     """Check that a replay's steps divide and its responses fit the model."""
     unit = job.train.parallel.data_parallel * job.config.algorithm.updates_per_iteration
     limit = job.config.rollout.max_new_tokens
-    vocabulary = job.model.vocab_size
     for step, experiences in recorded:
         responses = [rollout.response_ids for experience in experiences for rollout in experience.group.rollouts]
         longest, largest = (max(int(measure(ids)) for ids in responses) for measure in (len, max))
@@ -128,8 +126,8 @@ def check_recorded(job: Job, recorded: Recorded) -> None:
         if longest > limit:
             over = f"a response of {longest} tokens, and rollout.max_new_tokens is {limit}"
             raise UserError(f"{there} {over}; set it to {longest} or more.")
-        if largest >= vocabulary:
-            over = f"token id {largest}, and the model's vocab_size is {vocabulary}"
+        if largest >= job.model.vocab_size:
+            over = f"token id {largest}, and the model's vocab_size is {job.model.vocab_size}"
             raise UserError(f"{there} {over}; replay it with the model that it was recorded with.")
 
 

@@ -67,14 +67,13 @@ def read_tuning_data(job: Job) -> TuningData:
     positions = longest_position(*longest, bucket)
     problems = []
     if data.val_problems:
-        sampling = job.config.validation
         reading = job.tokenizer, GRPOSettings(), job.objects.datasets
-        problems = read_problems(data.val_problems, *reading, limit=sampling.limit)
+        problems = read_problems(data.val_problems, *reading, limit=job.config.validation.limit)
         prompts = [problem.token_ids for problem in problems]
         check_token_ids(job.tokenizer, job.model, largest_id(prompts), data.val_problems)
         prompt = max(map(len, prompts))
         check_lengths(job.config, job.train, job.model, prompt, "validation")
-        positions = max(positions, longest_position(prompt, sampling.max_new_tokens, bucket))
+        positions = max(positions, longest_position(prompt, job.config.validation.max_new_tokens, bucket))
     stream = PromptStream(pairs, data.pairs_per_step, data.shuffle, job.config.seed)
     trainer = job.config.trainer
     total = trainer.total_steps or max(1, trainer.epochs * len(pairs) // data.pairs_per_step)
