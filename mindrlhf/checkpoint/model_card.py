@@ -131,7 +131,9 @@ def describe(
     }
     seed = changed.pop("seed", given["seed"])
     of = f" ({', '.join(sorted(set(tasks)))})" if any(tasks) else ""
-    return ModelCard(*origin(path), method, f"{Path(file).name}: {count}{of}", seed, changed)
+    base, start = origin(path)
+    data = f"{Path(file).name}: {count}{of}"
+    return ModelCard(base=base, start=start, method=method, data=data, seed=seed, settings=changed)
 
 
 def origin(path: str | None) -> tuple[str | None, str]:

@@ -86,9 +86,16 @@ class Base:
 def read_peft_config(path: Path) -> tuple[Adapter, Base]:
     """Read an `adapter_config.json`; `UserError` for every setting beyond plain LoRA."""
     read = _plain(read_json(path), str(path))
-    modules = read.target_modules, read.exclude_modules or ()
-    patterns = read.rank_pattern or {}, read.alpha_pattern or {}
-    adapter = Adapter(read.r, read.lora_alpha, read.use_rslora, *modules, *patterns, dropout=read.lora_dropout)
+    adapter = Adapter(
+        rank=read.r,
+        alpha=read.lora_alpha,
+        use_rslora=read.use_rslora,
+        target_modules=read.target_modules,
+        exclude_modules=read.exclude_modules or (),
+        rank_pattern=read.rank_pattern or {},
+        alpha_pattern=read.alpha_pattern or {},
+        dropout=read.lora_dropout,
+    )
     beside = path.with_name(OWN_FILE)
     own = read.mindrlhf or _Own()
     if beside.is_file():

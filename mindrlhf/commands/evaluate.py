@@ -85,9 +85,7 @@ def _answers(
     prompts = read_problems(args.data, tokenizer, GRPOSettings(rollout=settings), {}, limit=args.limit)
     generator = open_generator(args, path, settings, tokenizer, args.data)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
-    engine = generator.engine(prompts, args.num_generations)
     metrics = MetricSet()
-    decode = partial(tokenizer.decode, skip_special_tokens=True)
     with ExitStack() as stack:
         partner = open_conversations(settings, tokenizer, args.seed, stack) if settings.converses else None
         if note := sandbox_note(settings):
@@ -95,8 +93,17 @@ def _answers(
         functions = (RewardFunctionSettings(name=name),)
         rewards = stack.enter_context(RewardRunner(RewardSettings(functions=functions)))
         rewards.check_ground_truths(prompts, args.data)
-        judged = engine, prompts, args.num_generations, rewards, decode, lambda own: own, Progress(), partner
-        answers = Evaluator(*judged)()
+        evaluator = Evaluator(
+            engine=generator.engine(prompts, args.num_generations),
+            prompts=prompts,
+            num_generations=args.num_generations,
+            rewards=rewards,
+            decode=partial(tokenizer.decode, skip_special_tokens=True),
+            gather=lambda own: own,
+            progress=Progress(),
+            partner=partner,
+        )
+        answers = evaluator()
         if partner:
             add_conversations(metrics, **vars(partner.statistics))
     return answers, metrics.results()

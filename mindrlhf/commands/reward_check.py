@@ -134,11 +134,13 @@ def _samples(
         raise UserError(f"{args.data}: no row has a reference answer to try; give --completion or --completions{more}.")
     ids, samples = [], []
     for row, completion in answered[: args.rows]:
-        both = [tokenizer.encode(text) for text in (row.prompt, completion)] if tokenizer else [None, None]
-        counted = {"response_length": str(len(both[1]))} if tokenizer else {}
+        prompt_ids = tokenizer.encode(row.prompt) if tokenizer else None
+        completion_ids = tokenizer.encode(completion) if tokenizer else None
+        counted = {"response_length": str(len(completion_ids))} if tokenizer else {}
         limit = {} if args.max_new_tokens is None else {"max_new_tokens": str(args.max_new_tokens)}
         ids.append(row.id)
-        samples.append(Sample(row.prompt, completion, {**row.fields, **counted, **limit}, *both))
+        fields = {**row.fields, **counted, **limit}
+        samples.append(Sample(row.prompt, completion, fields, prompt_ids, completion_ids))
     return ids, samples
 
 

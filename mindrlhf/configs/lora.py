@@ -105,8 +105,8 @@ class LoraSettings(Settings):
 
     def adapter(self) -> Adapter:
         """Describe a new adapter with these settings."""
-        modules = self.target_modules, self.exclude_modules
-        return Adapter(self.rank, self.alpha, self.use_rslora, *modules, init=self.init, dropout=self.dropout)
+        shared = ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules", "init", "dropout")
+        return Adapter(**{name: getattr(self, name) for name in shared})
 
 
 class PetSettings(Settings):

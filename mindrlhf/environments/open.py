@@ -58,8 +58,15 @@ def open_conversations(
     template = TurnTemplate(tokenizer, tool_format=load_tool_format(settings.tool_format), **own)
     given = settings.environment or ""
     environments = given if isinstance(given, dict) else {ONLY: given}
-    limits = settings.tool_workers, settings.tool_timeout_s, settings.tool_memory_mb
-    pool = stack.enter_context(EnvironmentPool(environments, settings.tools, *limits, sandbox=settings.sandbox))
+    pool = EnvironmentPool(
+        environments,
+        settings.tools,
+        workers=settings.tool_workers,
+        timeout_s=settings.tool_timeout_s,
+        memory_mb=settings.tool_memory_mb,
+        sandbox=settings.sandbox,
+    )
+    stack.enter_context(pool)
 
     def text(ids):
         return tokenizer.decode(list(ids), skip_special_tokens=True)

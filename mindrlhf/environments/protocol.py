@@ -78,8 +78,11 @@ def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Env
         raise UserError(f"{named} and plain functions have a tool of the same name ({tools}); rename one.")
     schemas = [tool_schema(MethodType(method, made)) for method in methods.values()]
     schemas += [tool_schema(function) for function in functions.values()]
-    checked = [{name: pydantic.validate_call(tool) for name, tool in tools.items()} for tools in (methods, functions)]
-    return Environment(made, *checked, raw, schemas)
+    return Environment(made, _checked(methods), _checked(functions), raw, schemas)
+
+
+def _checked(tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    return {name: pydantic.validate_call(tool) for name, tool in tools.items()}
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:

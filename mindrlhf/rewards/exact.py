@@ -349,8 +349,7 @@ def _root(number: Fraction, degree: int) -> Fraction:
         if degree % 2 == 0:
             raise _NotANumberError
         return -_root(-number, degree)
-    parts = [_whole_root(part, degree) for part in (number.numerator, number.denominator)]
-    return Fraction(*parts)
+    return Fraction(_whole_root(number.numerator, degree), _whole_root(number.denominator, degree))
 
 
 def _whole_root(number: int, degree: int) -> int:

@@ -115,7 +115,10 @@ class RewardRunner(AbstractContextManager):
         table = build_table(weights, replies, scoring=len(self._settings.functions))
         new = {name: min(errors) for name, errors in table.errors.items() if errors and name not in self._reported}
         self._reported.update(new)
-        failures = (RewardFailure(name, at, table.errors[name][at], *samples[at][:3]) for name, at in new.items())
+        failures = []
+        for name, at in new.items():
+            one = samples[at]
+            failures.append(RewardFailure(name, at, table.errors[name][at], one.prompt, one.completion, one.fields))
         return replace(table, first_failures=tuple(failures))
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def _call_batch(function: RewardFunction, samples: Sequence[Sequence[Any]], step
     logged = Logged(len(samples))
     found: Sequence[Outcome]
     try:
-        found = outcomes(function.of_batch(samples, Steps(*steps), logged), len(samples), logged)
+        found = outcomes(function.of_batch(samples, Steps._make(steps), logged), len(samples), logged)
     except BaseException as error:
         found = failed(len(samples), cause(error, __file__))
     return [[(score, dict(details), error) for score, details, error in found], time.perf_counter() - start]

@@ -86,7 +86,8 @@ class Checkpointer:
         self._reduce_max = collectives.all_reduce_max
         self._alone = collectives.size == 1
         signals.asking = settings.stop_signals
-        self._best = Best(*settings.best)
+        metric, mode = settings.best
+        self._best = Best(metric, mode)
         self._bad = BadUpdates()
         self._patience = Patience(settings.early_stop_patience)
         self._step = 0  # steps done
