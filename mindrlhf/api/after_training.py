@@ -91,8 +91,7 @@ class AfterTraining:
     @property
     def accelerator(self) -> Accelerator:
         """Numbers of the processes."""
-        first = is_first_process()
-        return Accelerator(int(os.environ.get("RANK_ID", 0)), started_workers(), first)
+        return Accelerator(int(os.environ.get("RANK_ID", 0)), started_workers(), is_first_process())
 
     @property
     def processing_class(self) -> Any:

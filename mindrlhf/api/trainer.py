@@ -236,8 +236,7 @@ class Trainer(AfterTraining, ABC):
         settings = merge((resolved.settings, Layer(nested(given), {(): type(self).__name__})))
         file = resolved.flags.get(self.args.file_flag)
         config: Any = load_settings(self.args.kind, file, given=settings, other_names=answer)
-        trainer = config.trainer
-        measures = validate_only or trainer.test_freq or trainer.val_before_train
+        measures = validate_only or config.trainer.test_freq or config.trainer.val_before_train
         if measures and self._datasets[HELD_OUT] is not None:
             given["data.val_dataset"] = self._source(HELD_OUT)
         if validate_only:

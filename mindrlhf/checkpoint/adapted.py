@@ -40,8 +40,7 @@ def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
         if saved is None:
             return None
         adapter = TypeAdapter(Adapter).validate_python(saved)
-        base = checkpoint.run["base"]
-        recorded = Base(base["path"], base["fingerprint"])
+        recorded = Base(checkpoint.run["base"]["path"], checkpoint.run["base"]["fingerprint"])
     model = read_hf_config(checkpoint.hf_folder).model_copy(update={"adapter": adapter})
     rows = [spec for spec in parameter_table(model) if spec.adapts]
     weights = checkpoint.weights(WEIGHTS, {spec.name: spec.shape for spec in rows})

@@ -77,16 +77,14 @@ class ModelCard:
         environment.filters["cell"] = _cell
         template = environment.from_string((resources.files(__package__) / "model_card.md.jinja").read_text("utf-8"))
         metrics = {name: f"{value:.6g}" for name, value in sorted(self.metrics.items())}
-        quoted = json.dumps(self.base)
         curve = {step: f"{value:.4g}" for step, value in self.curve.items()}
-        facts = {"metrics": metrics, "curve": curve, "quoted": quoted, "version": __version__}
+        facts = {"metrics": metrics, "curve": curve, "quoted": json.dumps(self.base), "version": __version__}
         return template.render(vars(self) | facts | {"picture": CURVE_FILE if self.picture else None})
 
 
 def _cell(value: Any) -> str:
     """Write a value as one cell of a Markdown table, without markup."""
-    text = html.escape(" ".join(str(value).split()), quote=False)
-    return printable(text).replace("|", "&#124;")
+    return printable(html.escape(" ".join(str(value).split()), quote=False)).replace("|", "&#124;")
 
 
 def _picture(path: Path) -> bytes:

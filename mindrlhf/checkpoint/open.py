@@ -124,8 +124,7 @@ class Weights:
         """Identify these weights as a base; the fingerprint is computed once per process."""
         key = self.path, self.seed, repr(self.model.base)
         if key not in _fingerprints:
-            table = parameter_table(self.model.base)
-            _fingerprints[key] = fingerprint(table, self._sampler(part))
+            _fingerprints[key] = fingerprint(parameter_table(self.model.base), self._sampler(part))
         return Base(self.path and str(Path(self.path).resolve()), _fingerprints[key])
 
     def merged(self, stored: StoredAdapter, part: Partition | None = None) -> Reader:

@@ -65,8 +65,7 @@ def write_full(weights: WeightSource, file: Path, advance: Advance) -> None:
 
 def write_hf(weights: WeightSource, model: ModelConfig, folder: Path, advance: Advance) -> None:
     """Write a Hugging Face folder of the parameters of a model, in table order."""
-    table = parameter_table(model)
-    tensors = ((spec, weights.read(spec.name)) for spec in table)
+    tensors = ((spec, weights.read(spec.name)) for spec in parameter_table(model))
     save_hf(folder, model, counted(tensors, advance), weights.dtype)
 
 

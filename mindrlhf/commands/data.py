@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("which tokenizer: give --vocab_path and --merges_file_path, or --tokenizer_path alone.")
     same = ("template", "system_prompt", "max_prompt_length", "seq_length", "truncation", "pad_token_id", "fields")
     named = {name: getattr(args, name) for name in same}
-    tools = tool_schemas(args.environment, args.tools)
-    named |= {"tools": tools, "variables": args.chat_template_kwargs}
+    named |= {"tools": tool_schemas(args.environment, args.tools), "variables": args.chat_template_kwargs}
     print(convert(files, output, open_tokenizer(args, None), task=args.dataset_type, **named))
 
 

@@ -83,8 +83,7 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     config = work.config
     prompt = work.lengths.prompt
     prompts = config.data.prompts_per_step
-    rollout = config.rollout
-    samples, response = rollout.num_generations, rollout.max_new_tokens
+    samples, response = config.rollout.num_generations, config.rollout.max_new_tokens
     flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations, work.teacher)
     ranks = work.rank_plans()
     fits = max(rank.peak for rank in ranks) <= limit

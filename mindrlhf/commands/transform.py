@@ -55,12 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Read the source, check it against the layouts, then write."""
     args = local_models(args)
-    source = args.src_checkpoint
     target = _target(args)
     uncut = args.dst_strategy is None and args.dst_checkpoint_dir is None
     origin, goal = _read_wish(args.src_strategy), _read_wish(args.dst_strategy)
-    model = _model(source, origin, goal)
-    weights = _chosen(_open(source, origin, model), model, goal)
+    model = _model(args.src_checkpoint, origin, goal)
+    weights = _chosen(_open(args.src_checkpoint, origin, model), model, goal)
     layout = _layout(goal, model, weights)
     _check_flags(args, layout, uncut)
     whole_model = uncut and target.suffix not in FILE_SUFFIXES

@@ -99,8 +99,7 @@ class ModelSettings(_NUMBERS):
     def family(self) -> Family | None:
         """Model family without a checkpoint; for the class `LlamaConfig` biases decide."""
         biases = bool(self.qkv_has_bias)
-        llama = self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE
-        if self.stated_family or not (biases or llama):
+        if self.stated_family or not (biases or self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE):
             return self.stated_family
         return next((one for one in FAMILIES.values() if one.as_llama and one.attention_bias == biases), None)
 

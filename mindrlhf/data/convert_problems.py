@@ -103,8 +103,7 @@ def convert(
     width = seq_length or round_up(
         max(len(prompt) + len(answer) for prompt, answer in kept.values()), SEQ_LENGTH_MULTIPLE
     )
-    pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
-    sizes = (max_prompt_length, width, pad)
+    sizes = (max_prompt_length, width, tokenizer.pad_token_id if pad_token_id is None else pad_token_id)
     fields = {index: prompt_fields(chosen.name, rows[index]) for index in kept}
     records = (_record(index, chosen.name, fields[index], pair, *sizes) for index, pair in kept.items())
     write_columns(output, PROMPT_SCHEMA, records)
@@ -144,8 +143,7 @@ def convert_rows(
     for index, (row, ids, where) in enumerate(zip(rows, written, places, strict=True)):
         fitted = fit(where, (ids, []), max_prompt_length, None, truncation, "data.")
         if fitted is not None:
-            own = prompt_fields(chosen.name, row)
-            prompts.append(Prompt(index, np.array(fitted[0], np.int32), own))
+            prompts.append(Prompt(index, np.array(fitted[0], np.int32), prompt_fields(chosen.name, row)))
     if not prompts:
         found = f"{places[0]}, and all others: every prompt has more tokens than data.max_prompt_length"
         raise UserError(f"{found} {max_prompt_length}; raise it.")

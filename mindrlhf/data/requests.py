@@ -59,8 +59,7 @@ def typed_requests(
         raise UserError("the tokenizer has no chat template; give --template plain, or another one.")
     rows = [SourceRow({"prompt": text}, f"--prompt {text!r:.40}") for text in texts]
     asked = [TaskRow(text, "", "") for text in texts]
-    places = [row.where for row in rows]
-    written = prompt_ids(asked, places, "", template, system, tokenizer, tools, variables)
+    written = prompt_ids(asked, [row.where for row in rows], "", template, system, tokenizer, tools, variables)
     return _numbered(rows, written, [row.values for row in rows])
 
 

@@ -297,11 +297,10 @@ class DemonstrationTemplates:
         """Open the template of conversations, with tools or without."""
         source = with_variables(self._tokenizer, self._variables)[0].chat_template_for(for_tools)
         if source not in self._opened:
-            marked = source is not None and GENERATION.search(source)
             options = {"variables": self._variables, "for_tools": for_tools}
             self._opened[source] = (
                 MarkedTemplate(self._tokenizer, **options)
-                if marked
+                if source is not None and GENERATION.search(source)
                 else TurnTemplate(self._tokenizer, tool_format=self._tool_format, **options)
             )
         return self._opened[source]

@@ -150,10 +150,9 @@ class Conversations:
 
     def _first_text(self, outcome: Outcome) -> str:
         talk = self._talks[outcome.key]
-        text = _text(outcome.answers)
         talk.lost = any(answer.failure for answer in outcome.answers)
         self._note(outcome, talk, 0)
-        return "" if talk.lost else self._template.plain_text(text or "")
+        return "" if talk.lost else self._template.plain_text(_text(outcome.answers) or "")
 
     def _opening(self, prompt: Prompt, texts: Sequence[str]) -> tuple[Prompt, Sequence[np.ndarray]]:
         """Append the first texts of a prompt's conversations to it."""

@@ -57,9 +57,8 @@ def open_conversations(
     own = {"variables": variables, "for_tools": bool(settings.tools)}
     template = TurnTemplate(tokenizer, tool_format=load_tool_format(settings.tool_format), **own)
     given = settings.environment or ""
-    environments = given if isinstance(given, dict) else {ONLY: given}
     pool = EnvironmentPool(
-        environments,
+        given if isinstance(given, dict) else {ONLY: given},
         settings.tools,
         workers=settings.tool_workers,
         timeout_s=settings.tool_timeout_s,

@@ -77,11 +77,10 @@ def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) ->
     """
     counts = Counter(value for value in votes if value is not None)
     solved = Counter(value for value, correct in zip(votes, right, strict=True) if correct and value is not None)
-    silent = len(votes) - counts.total()
     total = 0.0
     for value, number in solved.items():
         others = tuple(sorted(count for other, count in counts.items() if other != value))
-        total += number / counts[value] * _wins(counts[value], others, silent, k)
+        total += number / counts[value] * _wins(counts[value], others, len(votes) - counts.total(), k)
     return total
 
 

@@ -20,13 +20,12 @@ GIT_SECONDS = 20.0  # if a folder takes longer, no commit is recorded
 def provenance() -> dict[str, Any]:
     """Describe this process's start as plain values; `commit`: see `git_commit`."""
     program = Path(sys.argv[0])
-    cores = os.cpu_count()
     memory = psutil.virtual_memory().total / GIB
     command = ["python", sys.argv[0]] if program.suffix == ".py" else [program.name]
     return {
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "host": socket.gethostname(),
-        "system": f"{platform.system()} {platform.machine()}, {cores} cores, {memory:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB",
         "command": shlex.join([*command, *sys.argv[1:]]),
         "folder": os.getcwd(),
         "commit": git_commit(Path.cwd()),

@@ -27,8 +27,7 @@ def upload_model(
         raise UserError(f"push_to_hub: {name!r} is no name of a model ({_first(error)}); give owner/name.") from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
-        login = "log in with `hf auth login`, or give hub_token"
-        right = login if status in (401, 403) else later
+        right = "log in with `hf auth login`, or give hub_token" if status in (401, 403) else later
         raise UserError(f"push_to_hub: {constants.ENDPOINT} refused {name} ({_first(error)}); {right}.") from None
     except Exception as error:  # of whichever HTTP client the package has
         raise UserError(f"push_to_hub: {constants.ENDPOINT} cannot be reached ({_first(error)}); {later}.") from error

@@ -25,8 +25,7 @@ SIZES = (Surroundings(devices=1, rows=1000), Surroundings(devices=1, rows=3000))
 def is_trl_key(name: str) -> bool:
     """Tell whether a name is one of TRL's keys."""
     ruled = (translate({}, settings(), (), Surroundings()).used for settings, translate in TRL.items())
-    named = map(trl_names, TRL)
-    return any(name in keys for keys in (NEEDLESS, NOT_DONE, *ruled, *named))
+    return any(name in keys for keys in (NEEDLESS, NOT_DONE, *ruled, *map(trl_names, TRL)))
 
 
 def answer(settings: type[Settings], key: str, value: Any) -> str | None:

@@ -42,8 +42,7 @@ def after_thinking(prompt: str, completion: str) -> str:
     """
     if "</think>" not in completion and opens_thought(prompt):
         return ""
-    text = completion.rpartition("</think>")[2]
-    return text.partition("<think>")[0]
+    return completion.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def opens_thought(prompt: str) -> bool:

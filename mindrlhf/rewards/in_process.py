@@ -72,5 +72,4 @@ def _each(function: RewardFunction, samples: Sequence[Sample]) -> list[Outcome]:
 
 
 def _replies(found: Sequence[Outcome], seconds: float) -> list[Reply]:
-    share = seconds / len(found)
-    return [Reply(score, details, share, error) for score, details, error in found]
+    return [Reply(score, details, seconds / len(found), error) for score, details, error in found]

@@ -238,8 +238,7 @@ class Checkpointer:
         """Raise `UserError` for non-finite weights, which would displace good checkpoints."""
         for kind in (role.checkpoint for role in SAVED):
             if kind in groups:
-                group = groups[kind]
-                name = first_not_finite(group.shards, group.layout.placements, self._reduce_max)
+                name = first_not_finite(groups[kind].shards, groups[kind].layout.placements, self._reduce_max)
                 if name:
                     self._store.wait()
                     raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))

@@ -103,8 +103,7 @@ def read_problems(
     if tokenizer is None:
         raise UserError(f"{source}: no tokenizer is given for its rows; use --tokenizer_path.")
     rows = read_sources(source, limit, split) if given is None else given_rows(given, str(source))[:limit]
-    named = rollout.environment if isinstance(rollout.environment, str) else None
-    tools = tool_schemas(named, rollout.tools)
+    tools = tool_schemas(rollout.environment if isinstance(rollout.environment, str) else None, rollout.tools)
     options = {"template": data.template, "max_prompt_length": data.max_prompt_length}
     options |= {"truncation": data.truncation, "fields": data.fields}
     return convert_rows(rows, tokenizer, tools=tools, variables=data.chat_template_kwargs, **options)

@@ -67,10 +67,9 @@ def serve(requests: BinaryIO, replies: BinaryIO, timeout_s: float, call: Callabl
     """
     own = os.getpid()
     # The other side ends a call that takes too long; if it has died itself, the kernel does so, by the alarm signal.
-    limit = 2 * timeout_s + EXIT_S
     for line in requests:
         for number, *values in json.loads(line):
-            signal.setitimer(signal.ITIMER_REAL, limit)
+            signal.setitimer(signal.ITIMER_REAL, 2 * timeout_s + EXIT_S)
             reply = call(*values)
             end_child(own)
             send(replies, [number, *reply])

@@ -46,8 +46,7 @@ class Task:
 def prompt_fields(task: str, row: TaskRow) -> dict[str, str]:
     """Write a problem's columns as fields; a missing ground truth is left out."""
     columns = {"task": task, "question": row.question, **row.extra}
-    truths = (row.ground_truth, columns.pop("ground_truth", None))
-    found = [truth for truth in truths if not is_missing(truth)]
+    found = [truth for truth in (row.ground_truth, columns.pop("ground_truth", None)) if not is_missing(truth)]
     messages = {} if row.messages is None else {MESSAGES: row.messages}
     return encode(columns | ({"ground_truth": found[0]} if found else {}) | messages)
 

@@ -105,8 +105,7 @@ class _Shell:
 
     def assign(self, words: list[str]) -> None:
         """Follow a statement of assignments; other statements change nothing."""
-        given = words[1:] if words[0] in DECLARING else words
-        for match in map(ASSIGNED.fullmatch, given):
+        for match in map(ASSIGNED.fullmatch, words[1:] if words[0] in DECLARING else words):
             if match is None:
                 break
             name, adds, raw = match.groups()
@@ -124,9 +123,8 @@ class _Shell:
 
     def expand(self, raw: str) -> list[str]:
         """Expand a raw word, quotes and all, into words."""
-        text = self._expanded(raw)
         quoted = raw[:1] in ("'", '"') and not raw.startswith(('"$@', '"${'))
-        return [word for word in text.split(SEPARATOR) if word or quoted]
+        return [word for word in self._expanded(raw).split(SEPARATOR) if word or quoted]
 
     def _expanded(self, raw: str, inside: bool = False) -> str:
         """Expand text; inside: of double quotes, where values are not split into words."""
