@@ -24,8 +24,7 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
     """
     sums = np.zeros(len(SUMS))
     for train, rollout in zip(log_probs, rollout_log_probs, strict=True):
-        train = np.asarray(train, np.float64)
-        rollout = np.asarray(rollout, np.float64)
+        train, rollout = np.asarray(train, np.float64), np.asarray(rollout, np.float64)
         if train.size:
             log_ratio = _clamp(train - rollout)
             weight = np.exp(log_ratio)

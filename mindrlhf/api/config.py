@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from mindrlhf.configs.base import Settings, is_group
 from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.layers import merge
+from mindrlhf.configs.layers import leaves, merge
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.yaml_file import Layer, read_yaml
@@ -117,9 +117,9 @@ class Config:
         for key, value in self._keys.items():
             first = key.split(".")[0]
             if first in MODEL_YAMLS:
-                overrides += [f"{name}={json.dumps(one)}" for name, one in _dotted(key, value).items()]
+                overrides += [f"{name}={json.dumps(one)}" for name, one in leaves(value, key)]
             elif self._is_group(key) and isinstance(value, Mapping):
-                own |= _dotted(key, value)
+                own |= dict(leaves(value, key))
             elif "." in key:
                 own[key] = value
             elif key in known:
@@ -192,10 +192,3 @@ class SFTConfig(Config):
     ) -> TRLTranslation:
         counted = {PAIRS} if self._keys.get(self.file_flag) and not any(theirs.get(key) for key in SFT_BATCH) else set()
         return translate_sft(theirs, base, {*own, *counted}, around, type(self).__name__)
-
-
-def _dotted(key: str, value: Any) -> dict[str, Any]:
-    """Flatten a group of settings to dotted keys; a list is one value."""
-    if not isinstance(value, Mapping):
-        return {key: value}
-    return {name: one for part, below in value.items() for name, one in _dotted(f"{key}.{part}", below).items()}

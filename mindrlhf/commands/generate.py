@@ -126,8 +126,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _conversations(counts: Statistics) -> str:
-    turns = counts.turns / counts.conversations
-    calls = counts.calls / counts.conversations
+    turns, calls = counts.turns / counts.conversations, counts.calls / counts.conversations
     failed = f"{counts.failures:,} of {counts.calls:,} calls failed, and {counts.lost:,} environments"
     return f"conversations: {turns:.2f} turns and {calls:.2f} calls each; {failed}"
 

@@ -1,7 +1,7 @@
 """Settings in layers: later layers win, and each value keeps its place."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,15 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
             continue
         merged[key] = deep_merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and value of each setting in nested groups; a list is one value."""
+    if isinstance(value, Mapping):
+        for part, below in value.items():
+            yield from leaves(below, f"{key}.{part}" if key else str(part))
+    else:
+        yield key, value
 
 
 def flatten(settings: Any, name: str = "") -> dict[str, str]:

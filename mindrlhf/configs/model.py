@@ -15,9 +15,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
 # Larger numbers are of no dense model; tables of layers and shapes would fill the memory before a file is read.
-MOST_LAYERS = 1 << 12
-MOST_WIDTH = 1 << 20
-MOST_TOKENS = 1 << 24
+MOST_LAYERS, MOST_WIDTH, MOST_TOKENS = 1 << 12, 1 << 20, 1 << 24
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; some checkpoints write -1 for an absent token
 TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID, strict=True)]
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output

@@ -198,8 +198,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     added tokens. A `chat_template.jinja` replaces the configuration's template, and files in
     `additional_chat_templates` are further ones by name.
     """
-    config = _settings(folder / CONFIG_NAME)
-    tokens = _settings(folder / TOKENS_NAME)
+    config, tokens = _settings(folder / CONFIG_NAME), _settings(folder / TOKENS_NAME)
     templates = _template_files(folder)
     if config is None and tokens is None and not templates:
         return None

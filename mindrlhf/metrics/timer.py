@@ -37,8 +37,7 @@ class Timers:
             self._on_phase(phase)
             yield
         finally:
-            elapsed = self._clock() - start
-            compiled = self._compile_s() - compiled
+            elapsed, compiled = self._clock() - start, self._compile_s() - compiled
             self._open.pop()
             if phase not in self._open:
                 self.add(phase, elapsed if phase == STEP else elapsed - compiled)

@@ -2,11 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.layers import leaves
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError
 from mindrlhf.migration.mindrlhf.table import place_of
@@ -36,20 +37,12 @@ def answer(settings: type[Settings], key: str, value: Any) -> str | None:
     """
     if settings in TRL and "." not in key and is_trl_key(key):
         return f"{key} is TRL's name; {_trl(settings, key, value)}"
-    for name, one in _leaves(key, value) if settings is GRPOSettings else ():
+    for name, one in leaves(value, key) if settings is GRPOSettings else ():
         if found := _verl(name, one):
             return f"{name} is verl's name; {found}"
         if found := place_of(name):
             return f"{name} is MindRLHF's name; {found}"
     return None
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for part, below in value.items():
-            yield from _leaves(f"{key}.{part}", below)
-    else:
-        yield key, value
 
 
 def _trl(settings: type[Settings], key: str, value: Any) -> str:

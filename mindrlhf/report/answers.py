@@ -120,10 +120,7 @@ def _parts(steps: Iterable[StepAnswers]) -> Iterator[list[StepAnswers]]:
 
 
 def _step_answers(step: int, groups: Iterable[RolloutGroupText]) -> StepAnswers:
-    entries = []
-    texts = []
-    rewards = []
-    lengths = []
+    entries, texts, rewards, lengths = [], [], [], []
     for group in groups:
         answers = list(map(answer_entry, group.answers()))
         own = [row["reward"] for row in group.samples]

@@ -26,20 +26,11 @@ READABLE = (*LIBRARIES, "/etc/ld.so.cache", "/etc/localtime")
 
 # Landlock: rights to files by version, rights to read, to read and write, and TCP and processes of version 4 and 6.
 FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
-READ = 1 << 2
-READ_FOLDER = 1 << 3
-WRITE = 1 << 1
+READ, READ_FOLDER, WRITE = 1 << 2, 1 << 3, 1 << 1
 TCP, OTHER_PROCESSES = 3, 3
 
 NEW_MOUNTS, NEW_USERS = 0x20000, 0x10000000  # of unshare
-# Flags of mount.
-READ_ONLY = 1
-NO_SUID = 2
-NO_DEVICES = 4
-REMOUNT = 32
-BIND = 4096
-RECURSIVE = 16384
-PRIVATE = 1 << 18
+READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18  # of mount
 DETACH = 2
 # Flags of statvfs that a remount has to repeat, as mount knows them: nosuid, nodev, noexec, noatime, nodiratime and
 # relatime.
@@ -183,11 +174,7 @@ def _filter() -> bytes:
     def instruction(code: int, value: int = 0, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("HBBI", code, yes, no, value)
 
-    load = 0x20
-    equal = 0x15
-    at_least = 0x35
-    any_bit = 0x45
-    give = 0x06
+    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     kill, allow = instruction(give, 0x80000000), instruction(give, 0x7FFF0000)
     refuse, absent = (instruction(give, 0x00050000 | error) for error in (errno.EPERM, errno.ENOSYS))
     machine, number = instruction(load, 4), instruction(load, 0)

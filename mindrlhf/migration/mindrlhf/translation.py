@@ -4,13 +4,13 @@ Every key becomes a setting, a flag or a key of a model YAML, or is needless her
 are refused by name. The file of 0.4.0 has one flat group, which is read as `rl_config`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.configs.layers import merge, parse_override
+from mindrlhf.configs.layers import leaves, merge, parse_override
 from mindrlhf.configs.model_yaml import ParallelSettings
 from mindrlhf.configs.yaml_file import Layer, read_yaml
 from mindrlhf.errors import UserError
@@ -81,7 +81,7 @@ def translate(path: str | None, overrides: Sequence[str]) -> MindRLHFTranslation
     for text in named:
         parse_override(text)
     merged = merge(layers or [Layer({}, {(): "command line"})], named)
-    result = MindRLHFTranslation(dict(_leaves(merged.values)))
+    result = MindRLHFTranslation({key: value for key, value in leaves(merged.values) if value is not None})
     _copy(result, Path(path or "").parent)
     _decide(result, merged)
     for key in result.given:
@@ -104,14 +104,6 @@ def _grouped(layer: Layer) -> Layer:
         return layer
     places = {((FLAT, *key) if key else key): place for key, place in layer.places.items()}
     return Layer({FLAT: layer.values}, places)
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value
 
 
 def _copy(result: MindRLHFTranslation, folder: Path) -> None:
