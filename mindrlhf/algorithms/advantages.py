@@ -121,7 +121,11 @@ def _std(values: np.ndarray) -> np.ndarray:
 
 
 def _normalise(groups: Groups, std: str = "none", leave_one_out: bool = False, eps: float = 0.0) -> Groups:
-    """Normalise the scores of each group; options as in `grpo`."""
+    """Normalise the scores of each group: (r - mean) / (std + eps).
+
+    std: the unbiased std of the "group" or the "batch", or "none". leave_one_out: mean (and group std) over the group's
+    other samples.
+    """
     batch_std = _std(_pooled(groups))
 
     def rule(rewards):

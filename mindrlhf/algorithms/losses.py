@@ -49,8 +49,9 @@ POLICY_LOSSES: Methods[LossMethod] = Methods("policy loss", LossMethod, _ELSEWHE
 class PolicyLoss:
     """A policy loss with its options bound.
 
-    losses: see the module. select: (log_probs, advantages, seed) -> float32[R] per row, 1 on chosen tokens, on the
-        host; None if the loss takes no `selected`. aggregation: see `LossMethod`.
+    losses: (log_probs, old_log_probs, advantages, mask[, selected]), each float32[B, T] -> losses float32[B, T], and
+        metrics by name. select: (log_probs, advantages, seed) -> float32[R] per row, 1 on chosen tokens, on the host;
+        None if the loss takes no `selected`. aggregation: the only one that its definition allows, if any.
     """
 
     name: str

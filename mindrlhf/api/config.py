@@ -176,8 +176,8 @@ class GRPOConfig(Config):
 class SFTConfig(Config):
     """Configuration of an `SFTTrainer`: TRL's names and defaults, or ours.
 
-    output_dir: folder of metrics and checkpoints. Other keys: as in `GRPOConfig`, with settings and flags of `mindrlhf
-    sft`. sft_config: a YAML file instead of TRL's defaults.
+    output_dir: folder of metrics and checkpoints. Other keys: TRL's, our settings, and flags of `mindrlhf sft`.
+    sft_config: a YAML file instead of TRL's defaults.
     """
 
     kind = SFTSettings

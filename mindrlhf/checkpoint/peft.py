@@ -166,8 +166,8 @@ def write_adapter(
 ) -> None:
     """Write an adapter folder, which appears complete or not at all.
 
-    arrays: as in `StoredAdapter`. base: its sha256 is set here. card: files of the model card. replaces: replace an
-    earlier folder of a model; any other non-empty folder is refused.
+    arrays: module path and `.lora_A.weight` or `.lora_B.weight` -> float array. base: its sha256 is set here. card:
+    files of the model card. replaces: replace an earlier folder of a model; any other non-empty folder is refused.
     """
     if replaces:
         check_replaceable(Path(folder))

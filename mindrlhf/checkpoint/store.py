@@ -39,7 +39,7 @@ class CheckpointStore:
     folder: `save_ckpt_dir`. rank: this process. ranks: all that save; the first completes checkpoints. token: 8
     hexadecimal digits, the same on all ranks and different in each run. keep: number of checkpoints to keep, the best
     one not counted; None keeps all.
-    asynchronous: write in a thread; see `settle`. If writing fails, the next call raises the error.
+    asynchronous: write in a thread, from copies that `settle` makes. If writing fails, the next call raises the error.
     best_step: the step of the best checkpoint of the run so far. implied: called on the first rank before a checkpoint
     is complete, by the thread that writes; it blocks until all other files of the steps so far are written.
     """

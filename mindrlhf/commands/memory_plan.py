@@ -78,7 +78,8 @@ def describe_plan(flags: TrainFlags, objects: Objects) -> str:
 def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     """Collect all numbers of a plan as plain values.
 
-    Tokens and operations are the maximum of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
+    Tokens and operations are the maximum of a step over all ranks; a prompt counts once. limit: bytes that one process
+    may use.
     """
     config = work.config
     prompt = work.lengths.prompt
@@ -168,7 +169,7 @@ def _longest(prompts: list[Prompt]) -> int:
 def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> str:
     """Format the tables of a plan.
 
-    figures: see `plan_figures`. source, limit: origins of the longest prompt and of the limit, in words.
+    figures: all numbers, by name. source, limit: origins of the longest prompt and of the limit, in words.
     """
     prompt = figures["prompt_tokens"]
     response = figures["response_tokens"]

@@ -138,7 +138,7 @@ class ModelYaml(Settings):
         return names
 
     def architecture(self, hf: ModelConfig | None = None, hf_where: str = "config.json") -> ModelConfig:
-        """Combine this file with a checkpoint's configuration; see `ModelSettings.architecture`."""
+        """Combine this file with a checkpoint's configuration; its shape must be the checkpoint's."""
         return self.model.architecture(hf, self.path, hf_where)
 
     def sampling_defaults(self) -> dict[str, Any]:

@@ -80,13 +80,13 @@ def convert(
 ) -> ConversionSummary:
     """Convert JSONL files, JSON arrays or parquet files to a MindRecord.
 
-    task: its name; None chooses it by the first row (`parse_rows`). fields: see `field_paths`. system_prompt: None is
-    the row's, else the template's default; "" is none. max_prompt_length: maximum tokens of a prompt. seq_length:
-    tokens of prompt, answer and end token; None takes the longest row's, rounded up to a multiple of 64. pad_token_id:
-    None is the tokenizer's. tools: JSON schemas of tools that prompts list. variables: more of a chat template.
-    truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
-    `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF). If
-    prompt and answer exceed `seq_length`, `left` and `right` cut the answer's end, with its end token.
+    task: its name; None chooses it by the first row (`parse_rows`). fields: `key=theirs` pairs, columns in place of the
+    task's. system_prompt: None is the row's, else the template's default; "" is none. max_prompt_length: maximum tokens
+    of a prompt. seq_length: tokens of prompt, answer and end token; None takes the longest row's, rounded up to a
+    multiple of 64. pad_token_id: None is the tokenizer's. tools: JSON schemas of tools that prompts list. variables:
+    more of a chat template. truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop`
+    leaves the row out; `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as
+    in MindRLHF). If prompt and answer exceed `seq_length`, `left` and `right` cut the answer's end, with its end token.
     UserError for any fault of the input or the output folder; an earlier output stays as it was.
     """
     _validate(max_prompt_length, seq_length, truncation)
@@ -133,8 +133,9 @@ def convert_rows(
 ) -> list[Prompt]:
     """Convert source rows to the prompts that `convert` would write.
 
-    max_prompt_length: None keeps all. truncation, fields: as in `convert`. variables: additional ones of a chat
-    template. Raises UserError as `convert`.
+    max_prompt_length: None keeps all. truncation: treatment of longer prompts, `error`, `drop`, `left` or `right`.
+    fields: `key=theirs` pairs, columns in place of the task's. variables: additional ones of a chat template. Raises
+    UserError for any fault of the rows.
     """
     chosen, rows = parse_rows(sources, None, fields)
     places = [each.where for each in sources]

@@ -39,10 +39,10 @@ def read_demonstrations(
     and tool messages, and may have `tools`: schemas that the chat template lists. Or it has `prompt` and `completion`:
     both texts (an end token is added), or both messages. Or it has `text` alone, whose every token but the first is
     trained, with an end token. Or it has another suite's form (`as_messages`), or is a problem with an answer, as
-    `mindrlhf data` reads it. tool_format: see `load_tool_format`. max_length: maximum tokens of prompt and response; a
-    longer response loses its end. A row left without an assistant's token is left out, and a warning counts these rows.
-    given: rows of the calling program instead of the file's. variables: additional ones of the chat template. split:
-    see `read_source`. UserError, with the place, for a malformed row.
+    `mindrlhf data` reads it. tool_format: its name, or `file.py:Class`. max_length: maximum tokens of prompt and
+    response; a longer response loses its end. A row left without an assistant's token is left out, and a warning counts
+    these rows. given: rows of the calling program instead of the file's. variables: additional ones of the chat
+    template. split: of a folder or a hub's dataset. UserError, with the place, for a malformed row.
     """
     path = Path(path)
     if given is not None or is_source(path):

@@ -54,7 +54,11 @@ def typed_requests(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> list[Request]:
-    """Write texts as users' questions. template, system, tools, variables: see `prompt_ids`."""
+    """Write texts as users' questions.
+
+    template: its name or file; None is the tokenizer's own chat template. system: the system prompt; None is the
+    template's, "" none. tools: JSON schemas of tools that the template lists. variables: additional ones of it.
+    """
     if template is None and tokenizer.chat_template is None and family_chat(tokenizer) is None:
         raise UserError("the tokenizer has no chat template; give --template plain, or another one.")
     rows = [SourceRow({"prompt": text}, f"--prompt {text!r:.40}") for text in texts]

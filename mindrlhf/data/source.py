@@ -30,7 +30,7 @@ class SourceRow:
 def read_sources(names: str | Path, limit: int | None = None, split: str | None = None) -> list[SourceRow]:
     """Read the rows of one source, or of several in order.
 
-    Commas separate their names; see `read_source`.
+    names: a file, a folder or a hub's dataset each, with commas between them.
     """
     parts = str(names).split(SEPARATOR)
     several = len(parts) > 1 and not Path(names).exists() and all(map(is_source, parts))

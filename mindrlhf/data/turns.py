@@ -155,8 +155,8 @@ class TurnTemplate:
     def conversation(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> Turns:
         """Encode a whole conversation as if it had been drawn.
 
-        schemas: as in `prompt`. An assistant's message with the weight 0 is context, as in OpenAI's files. UserError
-        for malformed messages, and if none is the assistant's.
+        schemas: JSON schemas of tools that the template lists. An assistant's message with the weight 0 is context, as
+        in OpenAI's files. UserError for malformed messages, and if none is the assistant's.
         """
         written = self._written(messages, self.reader)
         try:
@@ -250,17 +250,20 @@ class MarkedTemplate:
     """Chat template whose `{% generation %}` blocks are what the model writes.
 
     It renders a demonstration as a whole, calls of tools included, as TRL does for its assistant_only_loss; earlier
-    turns may be written anew. reader: of messages, as in `TurnTemplate`.
+    turns may be written anew. reader: of messages, which keeps control tokens in them as text.
     """
 
     def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None, for_tools: bool = False):
-        """Open the tokenizer's own template; variables, for_tools: as in `TurnTemplate`."""
+        """Open the tokenizer's own template.
+
+        variables: additional ones of it. for_tools: take the one for conversations with tools, if there is one.
+        """
         self._tokenizer, named = with_variables(tokenizer, variables)
         self._renderer = Renderer(self._tokenizer.chat_template_for(for_tools), named)
         self.reader = MessageReader(self._tokenizer)
 
     def conversation(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> Turns:
-        """Encode a whole conversation; see `TurnTemplate.conversation`."""
+        """Encode a whole conversation; UserError for malformed messages, and if none is the assistant's."""
         try:
             read = self.reader(messages)
             weights = [_weight(message) for message in read if message["role"] == ASSISTANT]

@@ -27,7 +27,8 @@ class Answer:
     """One answer to one problem.
 
     id: the problem's row in its dataset. sample: which of its answers. source: the dataset's task. score: the total
-    reward, NaN without one. vote: see `votes`. length: tokens. truncated: it ended because the limit was hit.
+    reward, NaN without one. vote: text of the group of equal answers. length: tokens. truncated: it ended because the
+    limit was hit.
     """
 
     id: int

@@ -18,7 +18,7 @@ GIT_SECONDS = 20.0  # if a folder takes longer, no commit is recorded
 
 
 def provenance() -> dict[str, Any]:
-    """Describe this process's start as plain values; `commit`: see `git_commit`."""
+    """Describe this process's start as plain values: date, host, system, command, folder, commit."""
     program = Path(sys.argv[0])
     memory = psutil.virtual_memory().total / GIB
     command = ["python", sys.argv[0]] if program.suffix == ".py" else [program.name]

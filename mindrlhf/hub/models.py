@@ -40,7 +40,7 @@ Flags = TypeVar("Flags", bound=Any)
 def local_models(flags: Flags, weights: bool = True) -> Flags:
     """Replace the ids of models in a command's flags by their folders.
 
-    weights: as in `local_model`. Raises UserError.
+    weights: False for configuration and tokenizer only. Raises UserError.
     """
     given = {name: value for name, value in vars(flags).items() if name in FLAGS and value is not None}
     local = {name: type(value)(local_model(str(value), weights)) for name, value in given.items() if is_id(value)}

@@ -74,9 +74,9 @@ class Utilization:
     ) -> None:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
-        seconds: phase -> seconds of this rank. groups: see `phase_flops`; this rank's own, none on a rank that computes
-        a part of another one's work. drawn: the groups that the step has generated. A rank that built a graph in this
-        step is left out of the phases' values, because their seconds lack the graph's first run.
+        seconds: phase -> seconds of this rank. groups: arguments of `forward_flops`, of this rank; none on
+        a rank that computes a part of another one's work. drawn: the groups that the step has generated. A rank that
+        built a graph in this step is left out of the phases' values, because their seconds lack the graph's first run.
         """
         trained = phase_flops(self.model, groups, self.iterations, self.teacher)
         answered = phase_flops(self.model, drawn, self.iterations)

@@ -38,8 +38,8 @@ def add_performance(
     Times are means over ranks. Generation is divided by response tokens, every other phase by prompt and response
     tokens. `perf/throughput`: tokens of all ranks / (seconds of a step x ranks). `perf/cpu_memory_used_gb`: resident
     memory of the largest process now, `perf/max_memory_allocated_gb` its highest peak, in 1024**3 bytes. seconds: phase
-    -> seconds of this rank. response_tokens, total_tokens: see `token_counts`; 0 on a rank that holds a copy of another
-    one's rows. ranks: how many ranks the metrics are reduced over.
+    -> seconds of this rank. response_tokens: sampled tokens. total_tokens: responses with their prompts. Both are 0 on
+    a rank that holds a copy of another one's rows. ranks: how many ranks the metrics are reduced over.
     """
     for phase, elapsed in seconds.items():
         metrics.add(f"timing_s/{phase}", elapsed)

@@ -236,8 +236,8 @@ def draw_metric(
 
     panels: title of a panel -> name of a line -> `metrics.jsonl` of its runs; one name has one colour in all panels.
     metric: its name, in which * stands for anything; the first in alphabetical order is drawn, a point for each step
-    that has it. size, smoothing: as in `draw_runs`, here without smoothing by default. UserError for a file that is
-    absent, not a metrics file, or without such a metric.
+    that has it. size: inches. smoothing: width in steps, none by default. UserError for a file that is absent, not a
+    metrics file, or without such a metric.
     """
     curves = {
         heading: {

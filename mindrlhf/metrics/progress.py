@@ -87,7 +87,7 @@ class CompileLines:
     shown: float | None = None
 
     def __call__(self, number: int, known: int, seconds: float) -> None:
-        """See `backend.compile.graph.announced`."""
+        """Print that graph `number` of `known` is compiled; seconds: those of the earlier graphs."""
         now = self.clock()
         if self.shown is None or now - self.shown >= self.interval:
             self.shown = now

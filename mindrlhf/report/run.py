@@ -16,8 +16,8 @@ from mindrlhf.report.answers import AnswerReader, Answers
 class Run:
     """Outputs of one run.
 
-    rows: a dict per step, with `step`. settings: as in the settings file, empty without one. starts: see
-    `files.provenance`; the first start, and each start of a resumed run.
+    rows: a dict per step, with `step`. settings: of the settings file, empty without one. starts: date, host, system,
+    command, folder and commit of the first start, and of each start of a resumed run.
     """
 
     label: str

@@ -29,9 +29,9 @@ def get_task(name: str) -> Task:
 def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str] = ()) -> tuple[Task, list[TaskRow]]:
     """Parse the rows of files by their task.
 
-    name: the task's; None decides by the first row (`_task_of`). fields: see `field_paths`. A row's own prompt takes
-    the place of the one that its task would write, and all other columns become fields. UserError, with its place, for
-    a malformed row.
+    name: the task's; None decides by the first row (`_task_of`). fields: `key=theirs` pairs, columns of the rows in
+    place of the task's. A row's own prompt takes the place of the one that its task would write, and all other columns
+    become fields. UserError, with its place, for a malformed row.
     """
     paths = field_paths(fields)
     # A column that the user names as the question is the question, whatever else the row has.

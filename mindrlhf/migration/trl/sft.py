@@ -16,7 +16,11 @@ BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 def translate_sft(
     given: Mapping[str, Any], base: SFTSettings, own: Collection[str], around: Surroundings, where: str = "SFTConfig"
 ) -> TRLTranslation:
-    """Translate the keys of an `SFTConfig`; arguments and errors as in `translate_grpo`."""
+    """Translate the keys of an `SFTConfig`.
+
+    base: the settings that the keys override. own: dotted settings that the user gave under our names. Raises UserError
+    for a key that is not TRL's, and for a value that is not supported here.
+    """
     result = _SFT(given, where=where, settings=SFTSettings, base=base, own=own, around=around)
     for rule in (
         result.batch,
