@@ -60,7 +60,8 @@ class Conversations:
         self._pool = pool
         self._template = template
         self._decode = decode
-        self._seed, self._max_turns = seed, max_turns
+        self._seed = seed
+        self._max_turns = max_turns
         self._talks: dict[Key, _Talk] = {}  # in the order of rows
         self._ready: deque[Reply] = deque()
         self.stop_strings = template.tool_format.stop_strings

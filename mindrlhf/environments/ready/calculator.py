@@ -44,7 +44,8 @@ def _value(node: ast.expr) -> Fraction:
         case ast.UnaryOp(op=operation, operand=operand) if type(operation) in _OPERATIONS:
             value = _OPERATIONS[type(operation)](_value(operand))
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
-            first, second = _value(left), _value(right)
+            first = _value(left)
+            second = _value(right)
             if isinstance(operation, ast.Pow) and _bits(first) * abs(second) > MOST_BITS:
                 raise ValueError("the power is too large")
             result = _OPERATIONS[type(operation)](first, second)

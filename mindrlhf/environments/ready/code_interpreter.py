@@ -17,7 +17,8 @@ from mindrlhf.files.shipped import PACKAGE
 from mindrlhf.files.trees import exceeds, remove_tree
 
 SETTING = "MINDRLHF_SANDBOX"  # variable with the value of rollout.sandbox
-REQUIRED, BEST_EFFORT = "required", "best_effort"
+REQUIRED = "required"
+BEST_EFFORT = "best_effort"
 OUTPUT_BYTES, PIPE_BYTES = 1 << 24, 1 << 16
 LOOK_S = 0.05  # between looks at the folder's size
 CPU_S = 60.0  # of the processor, for a caller without a time limit

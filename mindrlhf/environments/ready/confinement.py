@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from mindrlhf.workers.system_calls import MACHINE, MACHINES, NO_NEW_PRIVILEGES, NUMBERS, call, prctl
 
-FOLDER_BYTES, FOLDER_FILES = 1 << 26, 1 << 10  # of the folder
+FOLDER_BYTES = 1 << 26  # of the folder
+FOLDER_FILES = 1 << 10
 THREADS = 1024  # the kernel exempts root
 PARTS = ("lib", "lib64", "share/zoneinfo")  # of a prefix; more of it may be a user's home
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "random", "urandom"))

@@ -126,7 +126,8 @@ class Maze(Game):
         target = tuple(here + step for here, step in zip(self.place, STEPS[move], strict=True))
         if self._at(*target) == "#":
             return f"There is a wall.\n{self._drawn()}"
-        self.place, self.over = target, self._at(*target) == "X"
+        self.place = target
+        self.over = self._at(*target) == "X"
         self.reward = float(self.over)
         return self._drawn()
 
@@ -165,7 +166,8 @@ class Game2048(Game):
         return self._drawn()
 
     def _moved(self, move: str) -> list[list[int]]:
-        upright, back = move in ("up", "down"), move in ("down", "right")
+        upright = move in ("up", "down")
+        back = move in ("down", "right")
         rows = [list(row) for row in zip(*self.board, strict=True)] if upright else self.board
         rows = [_slid(row[::-1])[::-1] if back else _slid(row) for row in rows]
         return [list(row) for row in zip(*rows, strict=True)] if upright else rows

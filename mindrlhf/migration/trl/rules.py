@@ -31,7 +31,8 @@ class RunRules(TRLTranslation):
 
     def length(self) -> None:
         """Set the run's length."""
-        most, epochs = self("max_steps"), self("num_train_epochs")
+        most = self("max_steps")
+        epochs = self("num_train_epochs")
         if most is not None and most > 0:
             self.put("trainer.total_steps", self._steps("max_steps", most), "max_steps")
         elif epochs and epochs % 1 and (steps := self._shared("num_train_epochs", epochs, self._epoch())):

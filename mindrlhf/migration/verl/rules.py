@@ -158,7 +158,8 @@ def _trainer(keys: Keys, result: VerlTranslation) -> None:
 
 
 def _checkpoints(keys: Keys, result: VerlTranslation) -> None:
-    kept, path = "trainer.max_actor_ckpt_to_keep", "trainer.resume_from_path"
+    kept = "trainer.max_actor_ckpt_to_keep"
+    path = "trainer.resume_from_path"
     if keys.positive("trainer.save_freq") or kept in keys.given:
         result.put("trainer.save_max_ckpt_num", keys.positive(kept), kept)
     if keys("trainer.resume_mode") == "resume_path":
@@ -176,7 +177,8 @@ def _checkpoints(keys: Keys, result: VerlTranslation) -> None:
 
 
 def _batch(keys: Keys, result: VerlTranslation) -> None:
-    size, part = "data.train_batch_size", "actor.ppo_mini_batch_size"
+    size = "data.train_batch_size"
+    part = "actor.ppo_mini_batch_size"
     if keys.first("data.gen_batch_size") and keys("algorithm.filter_groups.enable") is not True:
         size = "data.gen_batch_size"  # verl draws these for a step; dynamic sampling uses train_batch_size of them
         result.judge("needless", "data.gen_batch_size goes before it in verl", "data.train_batch_size")
@@ -190,11 +192,9 @@ def _batch(keys: Keys, result: VerlTranslation) -> None:
 
 def _micro_batch(keys: Keys, result: VerlTranslation) -> None:
     """Translate verl's micro-batch size, in tokens or rows, per process."""
-    ours, dynamic, tokens = (
-        "train.max_tokens_per_micro_batch",
-        "actor.use_dynamic_bsz",
-        "actor.ppo_max_token_len_per_gpu",
-    )
+    ours = "train.max_tokens_per_micro_batch"
+    dynamic = "actor.use_dynamic_bsz"
+    tokens = "actor.ppo_max_token_len_per_gpu"
     if keys(dynamic) is True:
         result.put(ours, keys.number(tokens), tokens, dynamic)
     elif name := keys.first("actor.ppo_micro_batch_size_per_gpu", "actor.ppo_micro_batch_size"):
@@ -222,7 +222,8 @@ def _advantage(keys: Keys, result: VerlTranslation) -> None:
 
 
 def _loss(keys: Keys, result: VerlTranslation) -> None:
-    mode, by_token = "actor.policy_loss.loss_mode", "actor.use_token_level_loss"
+    mode = "actor.policy_loss.loss_mode"
+    by_token = "actor.use_token_level_loss"
     ours = NAMES["policy_loss"].get(keys(mode), keys(mode))
     if ours not in POLICY_LOSSES:
         result.refuse(mode, f"algorithm.policy_loss is one of {', '.join(POLICY_LOSSES)}", *_of_loss(keys))
@@ -357,7 +358,8 @@ def _dapo(keys: Keys, result: VerlTranslation) -> None:
 
 
 def _correction(keys: Keys, result: VerlTranslation) -> None:
-    group, cap = "algorithm.rollout_correction", "actor.tis_imp_ratio_cap"
+    group = "algorithm.rollout_correction"
+    cap = "actor.tis_imp_ratio_cap"
     weights = f"{group}.rollout_is"
     rows = f"{group}.rollout_rs"
     threshold = f"{group}.rollout_is_threshold"
