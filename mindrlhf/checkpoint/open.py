@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
+from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_sharded, open_weights, rank_folders
@@ -22,7 +24,7 @@ from mindrlhf.flags import TokenizerFlags
 from mindrlhf.hub.models import local_model
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.layout import Slices
+from mindrlhf.parallel.layout import Slices, full_layout
 from mindrlhf.parallel.partition import Partition
 
 Reader = Callable[[ParameterSpec], np.ndarray]
@@ -217,3 +219,27 @@ def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) ->
         return read
     unchanged = replace(first, adapter=None).reader(part)
     return lambda spec: (read if spec.trains else unchanged)(spec)
+
+
+def merged_source(weights: Weights) -> WeightSource:
+    """Open an adapter, or a checkpoint of adapters, merged when it is read."""
+    path, table = Path(weights.path), parameter_table(weights.model)
+    tensors = {spec.name: _Merged(path, spec.name, "float32", spec.shape, (), weights, spec) for spec in table}
+    return WeightSource.of(path, full_layout({spec.name: spec.shape for spec in table}), [tensors])
+
+
+@dataclass(frozen=True)
+class _Merged(StoredTensor):
+    """Parameter of a base model, merged with its adapter when it is read."""
+
+    weights: Weights
+    spec: ParameterSpec
+
+    def read(self, index: Slices | None = None) -> np.ndarray:
+        return _reader(self.weights)(self.spec)[index or ()]
+
+
+@cache
+def _reader(weights: Weights) -> Reader:
+    """Return this process's reader: processes that write files open the weights themselves."""
+    return weights.reader()

@@ -6,8 +6,7 @@ from typing import get_args
 
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
-from mindrlhf.checkpoint.merged_source import merged_source
-from mindrlhf.checkpoint.open import Weights, hf_folder
+from mindrlhf.checkpoint.open import Weights, hf_folder, merged_source
 from mindrlhf.checkpoint.peft import is_adapter
 from mindrlhf.checkpoint.resume import is_checkpoint, newest
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks

@@ -20,11 +20,10 @@ from mindrlhf.roles.fine_tuned import FineTuned
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.roles.parts import Parts
 from mindrlhf.run.compile_cache import use_compile_cache
-from mindrlhf.run.report import StepRecord
+from mindrlhf.run.report import StepRecord, TuningReport, TuningResult
 from mindrlhf.run.run import Run, Validation, continued_checkpoint
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.run.tuning_data import TuningData, read_tuning_data
-from mindrlhf.run.tuning_report import TuningReport, TuningResult
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.optimizer import learning_rate
 

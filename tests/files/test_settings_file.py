@@ -5,8 +5,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from mindrlhf.files.provenance import git_commit, provenance
-from mindrlhf.files.settings_file import read_settings, write_settings
+from mindrlhf.files.settings_file import git_commit, provenance, read_settings, write_settings
 
 
 def test_a_resumed_run_keeps_its_earlier_starts(tmp_path):

@@ -220,8 +220,8 @@ def _note_phases() -> None:
         if world.rank == 0:
             from mindrlhf.checkpoint.store import CheckpointStore
             from mindrlhf.reshard.online import OnlineReshard
+            from mindrlhf.run.report import TuningReport
             from mindrlhf.run.step_report import StepReport
-            from mindrlhf.run.tuning_report import TuningReport
             from mindrlhf.trainer.grpo import GRPOLoop
             from mindrlhf.trainer.sft import SFTLoop
             from mindrlhf.trainer.sources import FreshRollouts
