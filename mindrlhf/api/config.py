@@ -19,9 +19,9 @@ from mindrlhf.migration.trl.grpo import BATCH, PRESET, PROMPTS, translate_grpo
 from mindrlhf.migration.trl.names import DEFAULTS, NEEDLESS, NOT_DONE, trl_names
 from mindrlhf.migration.trl.sft import BATCH as SFT_BATCH
 from mindrlhf.migration.trl.sft import PAIRS, translate_sft
-from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation, nested
+from mindrlhf.migration.trl.translation import RunSizes, TRLTranslation, nested
 
-NOWHERE = Surroundings()
+NOWHERE = RunSizes()
 SFT_DEFAULTS = Path(trl.__file__).with_name("sft_defaults.yaml")
 MODEL_YAMLS = ("train_yaml", "infer_yaml")
 # Flags that a trainer sets, or that only a command line has.
@@ -95,7 +95,7 @@ class Config:
         """Return a flag's value, None if it is not given."""
         return self._sorted()[0].get(name)
 
-    def resolve(self, around: Surroundings) -> Resolved:
+    def resolve(self, around: RunSizes) -> Resolved:
         """Turn the keys into flags and settings. Raises UserError."""
         flags, own, theirs = self._sorted()
         lowest = self._lowest()
@@ -144,7 +144,7 @@ class Config:
         return Layer({}, {})
 
     def _translate(
-        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: Surroundings
+        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: RunSizes
     ) -> TRLTranslation:
         """Translate TRL's keys over the settings `base`; `own`: the user's among these."""
         raise NotImplementedError
@@ -166,7 +166,7 @@ class GRPOConfig(Config):
         return {self.file_flag: PRESET}
 
     def _translate(
-        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: Surroundings
+        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: RunSizes
     ) -> TRLTranslation:
         another = self._keys.get(self.file_flag, PRESET) != PRESET
         counted = {PROMPTS} if another and not any(theirs.get(key) for key in BATCH) else set()
@@ -188,7 +188,7 @@ class SFTConfig(Config):
         return Layer({}, {}) if self._keys.get(self.file_flag) else read_yaml(SFT_DEFAULTS)
 
     def _translate(
-        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: Surroundings
+        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: RunSizes
     ) -> TRLTranslation:
         counted = {PAIRS} if self._keys.get(self.file_flag) and not any(theirs.get(key) for key in SFT_BATCH) else set()
         return translate_sft(theirs, base, {*own, *counted}, around, type(self).__name__)

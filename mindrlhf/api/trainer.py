@@ -29,7 +29,7 @@ from mindrlhf.hub.models import local_model
 from mindrlhf.job import Job, Objects
 from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.trl.names import with_trl_names
-from mindrlhf.migration.trl.translation import Surroundings, nested
+from mindrlhf.migration.trl.translation import RunSizes, nested
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.trainer.check import read_train_yaml, split_overrides
 from mindrlhf.trainer.start import Steps
@@ -225,9 +225,9 @@ class Trainer(AfterTraining, ABC):
 
     def _resolve(self) -> Resolved:
         """Turn the configuration into flags and settings, now that rows and devices are known."""
-        known: Any = self.args.flags(**self.args.resolve(Surroundings()).flags)
+        known: Any = self.args.flags(**self.args.resolve(RunSizes()).flags)
         yaml = read_train_yaml(known, self._path, split_overrides(known.overrides))
-        return self.args.resolve(Surroundings(yaml.parallel.data_parallel, self._rows))
+        return self.args.resolve(RunSizes(yaml.parallel.data_parallel, self._rows))
 
     def _flags(self, resume: str | None = None, validate_only: bool = False) -> Any:
         """Make the flags of a run, or of a measurement alone."""

@@ -22,7 +22,7 @@ from mindrlhf.configs.grpo import RolloutSettings, SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import read_requests, typed_requests
 from mindrlhf.data.templates import NAMES
-from mindrlhf.environments.conversations import Statistics
+from mindrlhf.environments.conversations import ConversationCounts
 from mindrlhf.environments.open import open_conversations, sandbox_note
 from mindrlhf.environments.pool import tool_schemas
 from mindrlhf.errors import UserError
@@ -125,7 +125,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
             print(printable(response["text"], keep=LAYOUT))
 
 
-def _conversations(counts: Statistics) -> str:
+def _conversations(counts: ConversationCounts) -> str:
     turns, calls = counts.turns / counts.conversations, counts.calls / counts.conversations
     failed = f"{counts.failures:,} of {counts.calls:,} calls failed, and {counts.lost:,} environments"
     return f"conversations: {turns:.2f} turns and {calls:.2f} calls each; {failed}"

@@ -11,7 +11,7 @@ from mindrlhf.metrics.compare import compare
 from mindrlhf.metrics.writers import METRICS_FILE, run_folder, run_labels
 from mindrlhf.report.answers import AnswerReader
 from mindrlhf.report.html import Page, render
-from mindrlhf.report.run import Run, read_run
+from mindrlhf.report.run import RunOutputs, read_run
 
 FILE = "report.html"
 FOLDER = "_data"  # appended to the page's name: the folder of a large report's answers
@@ -62,12 +62,12 @@ def _runs_in(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.glob(f"*/{METRICS_FILE}")) or [path]
 
 
-def _read(args: argparse.Namespace, reader: AnswerReader, begun: bool = True) -> list[Run]:
+def _read(args: argparse.Namespace, reader: AnswerReader, begun: bool = True) -> list[RunOutputs]:
     labels = run_labels(args.runs, args.labels)
     return [read_run(*run, reader, begun) for run in zip(args.runs, labels, strict=True)]
 
 
-def _write(args: argparse.Namespace, runs: Sequence[Run], refresh_s: float | None = None) -> Path:
+def _write(args: argparse.Namespace, runs: Sequence[RunOutputs], refresh_s: float | None = None) -> Path:
     """Write the page, and its folder if it needs one; refresh_s: seconds until it reloads itself."""
     output = args.output or run_folder(args.runs[0]) / FILE
     folder = output.with_name(output.stem + FOLDER)

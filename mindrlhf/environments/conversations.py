@@ -9,7 +9,7 @@ import numpy as np
 
 from mindrlhf.data.tool_formats import ToolCall
 from mindrlhf.data.turns import TurnTemplate
-from mindrlhf.environments.pool import Answer, EnvironmentPool, Key, Outcome
+from mindrlhf.environments.pool import CallResult, EnvironmentPool, Key, Outcome
 from mindrlhf.errors import UserError
 from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply, TurnRewards
 from mindrlhf.types import Prompt
@@ -19,7 +19,7 @@ ENVIRONMENT = "environment"  # field of a row that names its environment, if the
 
 
 @dataclass
-class Statistics:
+class ConversationCounts:
     """Counts of the conversations of a `generate` call.
 
     turns: drawn turns that ended by themselves. calls: tool calls, unreadable ones included, or moves in an environment
@@ -62,10 +62,10 @@ class Conversations:
         self._decode = decode
         self._seed = seed
         self._max_turns = max_turns
-        self._talks: dict[Key, _Talk] = {}  # in the order of rows
+        self._conversations: dict[Key, _Conversation] = {}  # in the order of rows
         self._ready: deque[Reply] = deque()
         self.stop_strings = template.tool_format.stop_strings
-        self.statistics = Statistics()
+        self.statistics = ConversationCounts()
         self.turn_rewards: list[TurnRewards] = []
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
@@ -76,10 +76,10 @@ class Conversations:
             name = self._environment(prompt)
             for sample in range(num_generations):
                 key = (self._seed, step, prompt.id, prompt.occurrence, sample)
-                self._talks[key] = _Talk(len(self._talks), self._pool.raw[name])
+                self._conversations[key] = _Conversation(len(self._conversations), self._pool.raw[name])
                 self._pool.reset(key, name, {"seed": str(prompt.id), **prompt.fields})
-        self._rows = list(self._talks.items())
-        self.statistics = Statistics(conversations=len(self._talks))
+        self._rows = list(self._conversations.items())
+        self.statistics = ConversationCounts(conversations=len(self._conversations))
         texts = np.array([self._first_text(outcome) for outcome in self._answered()], object)
         opened = [self._opening(*pair) for pair in zip(prompts, texts.reshape(-1, num_generations), strict=True)]
         contexts = [ids for _, own in opened for ids in own]
@@ -115,13 +115,13 @@ class Conversations:
 
         Sets `turn_rewards`, which the rewards include. An environment that fails here counts as lost.
         """
-        for key, talk in self._talks.items():
+        for key, talk in self._conversations.items():
             self._pool.reward(key, talk.made)
         rewards: list[float | None] = []
         self.turn_rewards = []
         for outcome in self._answered():
-            talk = self._talks[outcome.key]
-            answer = outcome.answers[0] if outcome.answers else Answer()
+            talk = self._conversations[outcome.key]
+            answer = outcome.answers[0] if outcome.answers else CallResult()
             value, *turns = answer.value if isinstance(answer.value, list) else [answer.value]
             fails = answer.failure or (isinstance(answer.value, list) and len(turns) != len(talk.ends))
             self._count(lost=bool(fails) and not talk.lost)
@@ -131,16 +131,16 @@ class Conversations:
         return rewards
 
     def _end(self) -> None:
-        for key in self._talks:
+        for key in self._conversations:
             self._pool.end(key)
-        self._talks.clear()
+        self._conversations.clear()
 
     def _answered(self) -> list[Outcome]:
         """Wait until the requests of all conversations are answered; returns outcomes by row."""
         outcomes: list[Outcome] = []
-        while len(outcomes) < len(self._talks):
+        while len(outcomes) < len(self._conversations):
             outcomes += self._pool.collect(wait_for_one=True)
-        return sorted(outcomes, key=lambda outcome: self._talks[outcome.key].row)
+        return sorted(outcomes, key=lambda outcome: self._conversations[outcome.key].row)
 
     def _environment(self, prompt: Prompt) -> str:
         names = list(self._pool.raw)
@@ -150,7 +150,7 @@ class Conversations:
         return name
 
     def _first_text(self, outcome: Outcome) -> str:
-        talk = self._talks[outcome.key]
+        talk = self._conversations[outcome.key]
         talk.lost = any(answer.failure for answer in outcome.answers)
         self._note(outcome, talk, 0)
         return "" if talk.lost else self._template.plain_text(_text(outcome.answers) or "")
@@ -162,21 +162,21 @@ class Conversations:
         ids, contexts = self._template.extended(prompt.token_ids, texts)
         return replace(prompt, token_ids=ids), contexts
 
-    def _answer(self, outcome: Outcome) -> "_Words":
-        talk = self._talks[outcome.key]
+    def _answer(self, outcome: Outcome) -> "_Messages":
+        talk = self._conversations[outcome.key]
         talk.lost = outcome.lost
         self._note(outcome, talk, 1 if talk.raw else len(talk.calls))
         over = talk.lost or len(talk.ends) >= self._max_turns
         if talk.raw:
             text = _text(outcome.answers)
             over = over or text is None or outcome.answers[0].failure is not None
-            return _Words(talk.row, "user", [] if over else [text], talk.turn, over)
+            return _Messages(talk.row, "user", [] if over else [text], talk.turn, over)
         self._count(failures=sum(bool(call.error) for call in talk.calls))
         answers = iter(outcome.answers)
         texts = [call.error or _said(next(answers)) for call in talk.calls]
-        return _Words(talk.row, "tool", [] if over else texts, talk.turn, over)
+        return _Messages(talk.row, "tool", [] if over else texts, talk.turn, over)
 
-    def _replies(self, several: Sequence["_Words"]) -> list[Reply]:
+    def _replies(self, several: Sequence["_Messages"]) -> list[Reply]:
         """Encode all messages of tools and users with one rendering of the chat template."""
         speaking = [words for words in several if words.texts]
         turns = [(self._messages(words), words.turn) for words in speaking]
@@ -185,10 +185,10 @@ class Conversations:
             self.statistics.tokens[words.role] += len(ids[words.row])
         return [Reply(words.row, ids.get(words.row, NO_IDS), words.over) for words in several]
 
-    def _messages(self, words: "_Words") -> list[dict[str, str]]:
+    def _messages(self, words: "_Messages") -> list[dict[str, str]]:
         return [{"role": words.role, "content": self._template.plain_text(text)} for text in words.texts]
 
-    def _note(self, outcome: Outcome, talk: "_Talk", calls: int) -> None:
+    def _note(self, outcome: Outcome, talk: "_Conversation", calls: int) -> None:
         failures = sum(answer.failure is not None for answer in outcome.answers)
         seconds = sum(answer.seconds for answer in outcome.answers)
         self._count(calls=calls, failures=failures, lost=talk.lost, seconds=seconds)
@@ -199,7 +199,7 @@ class Conversations:
 
 
 @dataclass(eq=False)
-class _Talk:
+class _Conversation:
     """Conversation.
 
     ends, made: for each turn, the index of its last token in the response, and its number of readable calls. turn,
@@ -216,7 +216,7 @@ class _Talk:
 
 
 @dataclass(frozen=True, eq=False)
-class _Words:
+class _Messages:
     """Messages of one role to a conversation.
 
     texts: empty if nothing is said. turn: the drawn ids before them.
@@ -229,9 +229,9 @@ class _Words:
     over: bool = False
 
 
-def _text(answers: Sequence[Answer]) -> str | None:
+def _text(answers: Sequence[CallResult]) -> str | None:
     return answers[0].value if answers else None
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: CallResult) -> str:
     return f"Error: {answer.failure}" if answer.failure else answer.value

@@ -36,7 +36,7 @@ MOST_FILES = 1 << 16  # open at a time
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """Result of one call.
 
     value: text, a reward, a list of a reward and the turns' rewards, or None. seconds: wall time inside of the call.
@@ -57,7 +57,7 @@ class Outcome:
 
     key: Key
     action: str
-    answers: tuple[Answer, ...]
+    answers: tuple[CallResult, ...]
     lost: bool = False
 
 
@@ -279,7 +279,7 @@ class EnvironmentPool(AbstractContextManager):
                 conversation.peer.wait_on()  # the server is slow, and begins one after the other
                 return
             if begun or conversation.begins == MOST_BEGINS:
-                conversation.answers.append(Answer(None, loss.seconds, loss.error))
+                conversation.answers.append(CallResult(None, loss.seconds, loss.error))
                 conversation.lost = conversation.stateful
             elif loss.timed_out:
                 self._replace_server()
@@ -294,7 +294,7 @@ class EnvironmentPool(AbstractContextManager):
             self._finish(conversation)
 
     def _finish(self, conversation: "_Conversation") -> None:
-        rest = [Answer(failure=LOST)] * (len(conversation.calls) - len(conversation.answers))
+        rest = [CallResult(failure=LOST)] * (len(conversation.calls) - len(conversation.answers))
         answers = tuple(conversation.answers + rest)
         self._ready.append(Outcome(conversation.key, conversation.action, answers, conversation.lost))
         if conversation.peer and not conversation.stateful:
@@ -347,12 +347,12 @@ class _Peer(Peer):
             return []
         return super()._receive(message)
 
-    def _reply(self, values: list[Any]) -> Answer:
+    def _reply(self, values: list[Any]) -> CallResult:
         match values:
             case [str() | float() | None as value, float(seconds), str() | None as failure]:
-                return Answer(value, seconds, failure)
+                return CallResult(value, seconds, failure)
             case [list(rewards), float(seconds), None] if {*map(type, rewards)} == {float}:
-                return Answer(rewards, seconds)
+                return CallResult(rewards, seconds)
         raise ValueError
 
 
@@ -372,19 +372,19 @@ class _Conversation:
     begins: int = 0
     action: str = ""
     calls: list[tuple[Any, ...]] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[CallResult] = field(default_factory=list)
 
     @property
     def seed(self) -> str:
         """Seed of random numbers: one for an environment, else one for each request."""
         return " ".join(map(str, self.key if self.stateful else (*self.key, self.requests)))
 
-    def checked(self, answer: Answer) -> Answer:
+    def checked(self, answer: CallResult) -> CallResult:
         """Turn a forged answer, one of the wrong kind, into a failure."""
         kinds = {"call": str, "reward": (float, list, NoneType)}.get(self.action, (str, NoneType))
         if answer.failure or isinstance(answer.value, kinds):
             return answer
-        return Answer(None, answer.seconds, "its process gave no answer of the right kind")
+        return CallResult(None, answer.seconds, "its process gave no answer of the right kind")
 
 
 class _Server(WorkerProcess):

@@ -44,10 +44,10 @@ class Evaluator:
             groups = self.engine.generate(self.prompts, self.num_generations, step, advance, self.partner)
         own = self.partner.rewards() if self.partner else ()
         return sorted(
-            self.gather(self._judge(groups, own, step)), key=lambda answer: (answer.source, answer.id, answer.sample)
+            self.gather(self._scored(groups, own, step)), key=lambda answer: (answer.source, answer.id, answer.sample)
         )
 
-    def _judge(self, groups: Sequence[RolloutGroup], own: EnvironmentRewards, step: int) -> list[Answer]:
+    def _scored(self, groups: Sequence[RolloutGroup], own: EnvironmentRewards, step: int) -> list[Answer]:
         if self.rewards is None:
             return []
         every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]

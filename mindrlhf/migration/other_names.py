@@ -14,18 +14,18 @@ from mindrlhf.migration.mindrlhf.table import place_of
 from mindrlhf.migration.trl.grpo import translate_grpo
 from mindrlhf.migration.trl.names import NEEDLESS, NOT_DONE, trl_names
 from mindrlhf.migration.trl.sft import translate_sft
-from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
+from mindrlhf.migration.trl.translation import RunSizes, TRLTranslation
 from mindrlhf.migration.verl.table import POLICY
 from mindrlhf.migration.verl.translation import translate
 
 TRL: dict[type[Settings], Callable[..., TRLTranslation]] = {GRPOSettings: translate_grpo, SFTSettings: translate_sft}
 # Two sizes of data: a value that differs between them is left open.
-SIZES = (Surroundings(devices=1, rows=1000), Surroundings(devices=1, rows=3000))
+SIZES = (RunSizes(devices=1, rows=1000), RunSizes(devices=1, rows=3000))
 
 
 def is_trl_key(name: str) -> bool:
     """Tell whether a name is one of TRL's keys."""
-    ruled = (translate({}, settings(), (), Surroundings()).used for settings, translate in TRL.items())
+    ruled = (translate({}, settings(), (), RunSizes()).used for settings, translate in TRL.items())
     return any(name in keys for keys in (NEEDLESS, NOT_DONE, *ruled, *map(trl_names, TRL)))
 
 

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 
 from mindrlhf.metrics.console import short_number
-from mindrlhf.report.run import Run
+from mindrlhf.report.run import RunOutputs
 
 LAYOUT = ("data_parallel", "model_parallel", "pipeline_stage")
 SOFTWARE = ("mindrlhf", "mindspore")
@@ -14,7 +14,7 @@ MOST_DIGITS = 15  # of a number in the settings
 PATH_PARTS = 2  # last parts of a path, which name a model or dataset
 
 
-def facts(run: Run) -> list[tuple[str, str]]:
+def facts(run: RunOutputs) -> list[tuple[str, str]]:
     """List (name, text) of a run's start; unknown facts are left out."""
     first = run.starts[0] if run.starts else {}
     settings = run.flat_settings

@@ -23,7 +23,7 @@ from mindrlhf.phases import PHASES
 from mindrlhf.report.charts import COST, LEARNING, chart_data, curves
 from mindrlhf.report.distributions import distributions
 from mindrlhf.report.facts import facts
-from mindrlhf.report.run import Run, differing
+from mindrlhf.report.run import RunOutputs, differing
 
 MOST_INSIDE = 16 * 2**20  # characters of packed answers in the page itself; more are files in a folder next to it
 # The parts of the page's script, in order: together they are one function.
@@ -40,7 +40,7 @@ class Page:
     files: Mapping[str, str]
 
 
-def report_data(runs: Sequence[Run]) -> dict[str, Any]:
+def report_data(runs: Sequence[RunOutputs]) -> dict[str, Any]:
     """Collect all data of the page except the packed answers, as plain values."""
     shown = [_run_data(run) for run in runs]
     names = sorted({name for run in shown for name in run["metrics"]})
@@ -57,7 +57,7 @@ def report_data(runs: Sequence[Run]) -> dict[str, Any]:
     )
 
 
-def _run_data(run: Run) -> dict[str, Any]:
+def _run_data(run: RunOutputs) -> dict[str, Any]:
     steps, metrics, width = curves(run.rows)
     return {
         "label": run.label,
@@ -110,7 +110,9 @@ def to_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
 
 
-def render(runs: Sequence[Run], folder: str, refresh_s: float | None = None, most_inside: int = MOST_INSIDE) -> Page:
+def render(
+    runs: Sequence[RunOutputs], folder: str, refresh_s: float | None = None, most_inside: int = MOST_INSIDE
+) -> Page:
     """Build the page; it contains its answers if they have at most `most_inside` characters.
 
     folder: name of the folder for files. refresh_s: seconds until the page reloads itself, if it does.

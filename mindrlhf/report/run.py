@@ -13,7 +13,7 @@ from mindrlhf.report.answers import AnswerReader, Answers
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOutputs:
     """Outputs of one run.
 
     rows: a dict per step, with `step`. settings: of the settings file, empty without one. starts: date, host, system,
@@ -33,7 +33,7 @@ class Run:
         return flatten(self.settings)
 
 
-def read_run(path: Path, label: str, reader: AnswerReader, begun: bool = True) -> Run:
+def read_run(path: Path, label: str, reader: AnswerReader, begun: bool = True) -> RunOutputs:
     """Read a run from its folder or its metrics file. Raises UserError.
 
     begun: False accepts a run without metrics.
@@ -47,10 +47,10 @@ def read_run(path: Path, label: str, reader: AnswerReader, begun: bool = True) -
     settings = read_settings(folder)
     starts = settings.pop(STARTS, None)
     starts = [one for one in starts if isinstance(one, Mapping)] if isinstance(starts, list) else []
-    return Run(label, folder, rows, answers, settings, starts)
+    return RunOutputs(label, folder, rows, answers, settings, starts)
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing(runs: Sequence[RunOutputs]) -> list[str]:
     """List the settings that differ between the runs that have settings, by name."""
     known = [settings for run in runs if (settings := run.flat_settings)]
     names = sorted({name for settings in known for name in settings})

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mindrlhf import GRPOConfig, SFTConfig, UserError
-from mindrlhf.migration.trl.translation import Surroundings
+from mindrlhf.migration.trl.translation import RunSizes
 
 
 def test_keys_of_all_kinds():
@@ -16,14 +16,14 @@ def test_keys_of_all_kinds():
     settings = config.settings()
     assert (settings.optimizer.lr, settings.optimizer.beta1, settings.rollout.max_slots) == (3e-6, 0.8, 8)
     assert settings.optimizer.beta2 == 0.999  # TRL's default
-    resolved = config.resolve(Surroundings(devices=4, rows=100))
+    resolved = config.resolve(RunSizes(devices=4, rows=100))
     assert resolved.flags["tensor_parallel"] == 2
     assert resolved.settings.values["data"]["prompts_per_step"] == 4  # 8 completions x 4 devices / 8 generations
 
 
 def test_model_yaml_keys_are_overrides():
     config = GRPOConfig(train_yaml={"recompute_config": {"recompute": True}}, **{"infer_yaml.context.jit_level": "O1"})
-    assert config.resolve(Surroundings()).flags["overrides"] == [
+    assert config.resolve(RunSizes()).flags["overrides"] == [
         "train_yaml.recompute_config.recompute=true",
         'infer_yaml.context.jit_level="O1"',
     ]
@@ -62,7 +62,7 @@ def test_refused(keys, message):
 
 def test_fine_tuning():
     config = SFTConfig("out", per_device_train_batch_size=4, gradient_accumulation_steps=2, packing=True)
-    resolved = config.resolve(Surroundings(devices=2, rows=100))
+    resolved = config.resolve(RunSizes(devices=2, rows=100))
     assert resolved.settings.values["data"] == {"max_length": 1024, "pairs_per_step": 16}
     assert list(resolved.needless) == ["packing"]
     settings = config.settings()

@@ -3,7 +3,7 @@
 import pytest
 
 from mindrlhf.report.facts import facts
-from mindrlhf.report.run import Run
+from mindrlhf.report.run import RunOutputs
 
 START = {"date": "2026-05-01T10:00:00+02:00", "host": "node7", "system": "Linux", "commit": "mine 0123456789ab+"}
 SETTINGS = {
@@ -16,7 +16,7 @@ SETTINGS = {
 
 
 def of(settings, *starts) -> dict[str, str]:
-    return dict(facts(Run("a", None, [], None, settings, starts)))
+    return dict(facts(RunOutputs("a", None, [], None, settings, starts)))
 
 
 def test_all_facts():

@@ -11,10 +11,10 @@ from mindrlhf.metrics.writers import run_labels
 from mindrlhf.report.answers import AnswerReader
 from mindrlhf.report.charts import MOST_POINTS, Chart, chart_data, curves, resolve
 from mindrlhf.report.html import render, report_data, to_json
-from mindrlhf.report.run import Run, differing, read_run
+from mindrlhf.report.run import RunOutputs, differing, read_run
 
 
-def read(folder, label: str = "a", begun: bool = True) -> Run:
+def read(folder, label: str = "a", begun: bool = True) -> RunOutputs:
     return read_run(folder, label, AnswerReader(), begun)
 
 

@@ -9,7 +9,7 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.errors import UserError
 from mindrlhf.migration.trl.names import DEFAULTS
 from mindrlhf.migration.trl.rules import RunRules
-from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
+from mindrlhf.migration.trl.translation import RunSizes, TRLTranslation
 
 PRESET = "preset:trl"
 PROMPTS = "data.prompts_per_step"
@@ -34,7 +34,7 @@ GENERATION = dict.fromkeys(("stop", "stop_strings"), "stop_strings") | {
 
 
 def translate_grpo(
-    given: Mapping[str, Any], base: GRPOSettings, own: Collection[str], around: Surroundings, where: str = "GRPOConfig"
+    given: Mapping[str, Any], base: GRPOSettings, own: Collection[str], around: RunSizes, where: str = "GRPOConfig"
 ) -> TRLTranslation:
     """Translate the keys of a `GRPOConfig`.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mindrlhf.migration.trl.names import DEFAULTS, METRICS
-from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
+from mindrlhf.migration.trl.translation import RunSizes, TRLTranslation
 
 ALWAYS = ("console", "jsonl")  # writers of every run
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
@@ -25,7 +25,7 @@ class RunRules(TRLTranslation):
     measured: ClassVar[Collection[str]] = ()
     base: Any = None
     own: Collection[str] = ()
-    around: Surroundings = field(default_factory=Surroundings)
+    around: RunSizes = field(default_factory=RunSizes)
     updates: int = 1
     rows: int | None = None
 

@@ -7,14 +7,14 @@ from typing import Any
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.migration.trl.names import DEFAULTS
 from mindrlhf.migration.trl.rules import RunRules
-from mindrlhf.migration.trl.translation import Surroundings, TRLTranslation
+from mindrlhf.migration.trl.translation import RunSizes, TRLTranslation
 
 PAIRS = "data.pairs_per_step"
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def translate_sft(
-    given: Mapping[str, Any], base: SFTSettings, own: Collection[str], around: Surroundings, where: str = "SFTConfig"
+    given: Mapping[str, Any], base: SFTSettings, own: Collection[str], around: RunSizes, where: str = "SFTConfig"
 ) -> TRLTranslation:
     """Translate the keys of an `SFTConfig`.
 

@@ -18,7 +18,7 @@ from mindrlhf.migration.trl.names import NEEDLESS, NOT_DONE, trl_names
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunSizes:
     """Numbers that a configuration's arithmetic needs from outside.
 
     A number is None until it is known. devices: data-parallel ranks of training. rows: number of rows of the dataset.

@@ -9,7 +9,7 @@ from trl_fields import NOT_LITERAL, configurations, folder
 
 from mindrlhf.api.config import GRPOConfig, SFTConfig
 from mindrlhf.errors import UserError
-from mindrlhf.migration.trl.translation import Surroundings
+from mindrlhf.migration.trl.translation import RunSizes
 
 FIELDS = yaml.safe_load(Path(__file__).with_name("trl_1_16.yaml").read_text())
 KINDS = {"GRPOConfig": GRPOConfig, "SFTConfig": SFTConfig}
@@ -50,7 +50,7 @@ def test_the_defaults_written_out_change_nothing(kind):
     if kind == "SFTConfig":
         written["assistant_only_loss"] = True  # all turns are trained on there, answers here
     plain, config = KINDS[kind]("o"), KINDS[kind]("o", **written)
-    around = Surroundings(devices=1, rows=1000)
+    around = RunSizes(devices=1, rows=1000)
     assert config.resolve(around).flags == plain.resolve(around).flags
     differing = differences(plain.settings().model_dump(), config.settings().model_dump())
     # Our null stands for what a method has of itself; outputs are not TRL's.

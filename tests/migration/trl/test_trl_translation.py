@@ -11,7 +11,7 @@ from mindrlhf.configs.loading import load_settings
 from mindrlhf.errors import UserError
 from mindrlhf.migration.trl.grpo import LOSSES, PRESET, translate_grpo
 from mindrlhf.migration.trl.names import METRICS, NEEDLESS, NOT_DONE, trl_names
-from mindrlhf.migration.trl.translation import Surroundings
+from mindrlhf.migration.trl.translation import RunSizes
 
 # Keys of TRL's GRPOConfig itself, with their defaults, in several of its versions.
 GRPO_KEYS = {
@@ -85,7 +85,7 @@ def settings(devices=1, rows=None, own=(), **keys) -> GRPOSettings:
 
 
 def translated(base, devices=1, rows=None, own=(), **keys):
-    return translate_grpo(keys, base, own, Surroundings(devices, rows))
+    return translate_grpo(keys, base, own, RunSizes(devices, rows))
 
 
 def refused(*devices_and_rows, **keys) -> str:
