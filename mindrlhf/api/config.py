@@ -1,7 +1,7 @@
 """Configurations as TRL's users write them: keyword arguments that become flags and settings."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +52,11 @@ class Config:
     kind: ClassVar[type[Settings]]
     flags: ClassVar[type[RunFlags]]
     file_flag: ClassVar[str]  # flag of the YAML file that the keys override
+    preset: ClassVar[str | None] = None  # its value that holds TRL's defaults
+    defaults: ClassVar[Path | None] = None  # else the file that holds them
+    translate: ClassVar[Callable[..., TRLTranslation]]  # TRL's keys
+    batch: ClassVar[Collection[str]]  # TRL's keys of the size of a step, which `counted` is here
+    counted: ClassVar[str]
 
     output_dir: str | Path | None
 
@@ -98,7 +103,7 @@ class Config:
     def resolve(self, around: RunSizes) -> Resolved:
         """Turn the keys into flags and settings. Raises UserError."""
         flags, own, theirs = self._sorted()
-        lowest = self._lowest()
+        lowest = read_yaml(self.defaults) if self.defaults and not self._another else Layer({}, {})
         ours = Layer(nested(own), {(): type(self).__name__})
         base = load_settings(self.kind, flags.get(self.file_flag), given=merge((lowest, ours)), other_names=answer)
         translation = self._translate(theirs, base, own, around)
@@ -110,7 +115,7 @@ class Config:
     def _sorted(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Sort the keys into flags, dotted settings of ours, and others."""
         known = {field.name for field in fields(self.flags)} - NOT_GIVEN
-        flags: dict[str, Any] = self._flags()
+        flags: dict[str, Any] = {self.file_flag: self.preset} if self.preset else {}
         own: dict[str, Any] = {}
         theirs: dict[str, Any] = {}
         overrides: list[str] = []
@@ -135,19 +140,17 @@ class Config:
         """Collect TRL's keys that rules read."""
         return self._translate({}, self.kind(), {}, NOWHERE).used
 
-    def _flags(self) -> dict[str, Any]:
-        """Return default flags, which given flags override."""
-        return {}
-
-    def _lowest(self) -> Layer:
-        """Return default settings, which given settings override."""
-        return Layer({}, {})
+    @property
+    def _another(self) -> bool:
+        """True with a file in place of TRL's defaults."""
+        return self._keys.get(self.file_flag, self.preset) != self.preset
 
     def _translate(
-        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: RunSizes
+        self, theirs: Mapping[str, Any], base: Any, own: Collection[str], around: RunSizes
     ) -> TRLTranslation:
         """Translate TRL's keys over the settings `base`; `own`: the user's among these."""
-        raise NotImplementedError
+        counted = {self.counted} if self._another and not any(map(theirs.get, self.batch)) else set()
+        return self.translate(theirs, base, {*own, *counted}, around, type(self).__name__)
 
 
 class GRPOConfig(Config):
@@ -161,16 +164,10 @@ class GRPOConfig(Config):
     kind = GRPOSettings
     flags = TrainFlags
     file_flag = "grpo_config"
-
-    def _flags(self) -> dict[str, Any]:
-        return {self.file_flag: PRESET}
-
-    def _translate(
-        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: RunSizes
-    ) -> TRLTranslation:
-        another = self._keys.get(self.file_flag, PRESET) != PRESET
-        counted = {PROMPTS} if another and not any(theirs.get(key) for key in BATCH) else set()
-        return translate_grpo(theirs, base, {*own, *counted}, around, type(self).__name__)
+    preset = PRESET
+    translate = staticmethod(translate_grpo)
+    batch = BATCH
+    counted = PROMPTS
 
 
 class SFTConfig(Config):
@@ -183,12 +180,7 @@ class SFTConfig(Config):
     kind = SFTSettings
     flags = SFTFlags
     file_flag = "sft_config"
-
-    def _lowest(self) -> Layer:
-        return Layer({}, {}) if self._keys.get(self.file_flag) else read_yaml(SFT_DEFAULTS)
-
-    def _translate(
-        self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: RunSizes
-    ) -> TRLTranslation:
-        counted = {PAIRS} if self._keys.get(self.file_flag) and not any(theirs.get(key) for key in SFT_BATCH) else set()
-        return translate_sft(theirs, base, {*own, *counted}, around, type(self).__name__)
+    defaults = SFT_DEFAULTS
+    translate = staticmethod(translate_sft)
+    batch = SFT_BATCH
+    counted = PAIRS

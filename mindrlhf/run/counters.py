@@ -1,7 +1,7 @@
 """Counters that decide when a run saves and ends; checkpoints hold them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -47,22 +47,10 @@ class Best:
 
 
 @dataclass
-class Patience:
-    """Number of consecutive measurements without an improvement.
+class _InRow:
+    """Number of consecutive events, which a checkpoint holds."""
 
-    limit: the number at which patience runs out; None for never.
-    """
-
-    limit: int | None
-    in_row: int = 0
-
-    def count(self, better: bool) -> None:
-        """Count one measurement."""
-        self.in_row = 0 if better else self.in_row + 1
-
-    @property
-    def over(self) -> bool:
-        return self.limit is not None and self.in_row >= self.limit
+    in_row: int = field(default=0, kw_only=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"in_row": self.in_row}
@@ -72,10 +60,26 @@ class Patience:
 
 
 @dataclass
-class BadUpdates:
-    """Number of consecutive updates skipped for a non-finite loss or gradient."""
+class Patience(_InRow):
+    """Number of consecutive measurements without an improvement.
 
-    in_row: int = 0
+    limit: the number at which patience runs out; None for never.
+    """
+
+    limit: int | None
+
+    def count(self, better: bool) -> None:
+        """Count one measurement."""
+        self.in_row = 0 if better else self.in_row + 1
+
+    @property
+    def over(self) -> bool:
+        return self.limit is not None and self.in_row >= self.limit
+
+
+@dataclass
+class BadUpdates(_InRow):
+    """Number of consecutive updates skipped for a non-finite loss or gradient."""
 
     def count(self, updates: Sequence[Update]) -> int:
         """Count the longest run of skipped updates, earlier steps included."""
@@ -84,9 +88,3 @@ class BadUpdates:
             self.in_row = self.in_row + 1 if update.result.failed else 0
             most = max(most, self.in_row)
         return most
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"in_row": self.in_row}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.in_row = state["in_row"]

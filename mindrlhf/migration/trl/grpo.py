@@ -41,18 +41,17 @@ def translate_grpo(
     base: the settings that the keys override. own: dotted settings that the user gave under our names. Raises UserError
     for a key that is not TRL's, and for a value that is not supported here.
     """
-    result = _GRPO(given, where=where, settings=GRPOSettings, base=base, own=own, around=around)
-    own_rules = (result.batch, result.loss, result.advantage, result.reference, result.correction, result.sampling)
-    for rule in (*own_rules, result.length, result.schedule, result.evaluation, result.saving, result.outputs):
-        rule()
-    result.place_others()
-    return result
+    return _GRPO(given, where=where, settings=GRPOSettings, base=base, own=own, around=around).applied()
 
 
 @dataclass
 class _GRPO(RunRules):
     """Rules of GRPO's own keys."""
 
+    rules = (
+        *("batch", "loss", "advantage", "reference", "correction", "sampling"),
+        *("length", "schedule", "evaluation", "saving", "outputs"),
+    )
     measured = ("eval_reward",)
 
     def loss(self) -> None:

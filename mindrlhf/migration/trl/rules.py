@@ -1,7 +1,7 @@
 """Rules for keys of transformers' `TrainingArguments` that are not just renamed settings."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,17 +17,25 @@ SCHEDULES |= dict.fromkeys(("cosine_with_min_lr", "cosine_warmup_with_min_lr"), 
 class RunRules(TRLTranslation):
     """Rules with the numbers that several of them need.
 
-    measured: names of measurements on held-out data, `eval_...`. base: the settings that the keys override. own: dotted
-    settings that the user gave under our names. updates: optimizer updates of one of our steps; TRL's step is one
-    update. rows: number of rows of one of our steps, None until it is known.
+    rules: names of the methods, in order. measured: names of measurements on held-out data, `eval_...`. base: the
+    settings that the keys override. own: dotted settings that the user gave under our names. updates: optimizer updates
+    of one of our steps; TRL's step is one update. rows: number of rows of one of our steps, None until it is known.
     """
 
+    rules: ClassVar[Sequence[str]]
     measured: ClassVar[Collection[str]] = ()
     base: Any = None
     own: Collection[str] = ()
     around: RunSizes = field(default_factory=RunSizes)
     updates: int = 1
     rows: int | None = None
+
+    def applied(self) -> "RunRules":
+        """Apply the rules, then sort the other keys."""
+        for rule in self.rules:
+            getattr(self, rule)()
+        self.place_others()
+        return self
 
     def length(self) -> None:
         """Set the run's length."""

@@ -21,26 +21,14 @@ def translate_sft(
     base: the settings that the keys override. own: dotted settings that the user gave under our names. Raises UserError
     for a key that is not TRL's, and for a value that is not supported here.
     """
-    result = _SFT(given, where=where, settings=SFTSettings, base=base, own=own, around=around)
-    for rule in (
-        result.batch,
-        result.order,
-        result.loss,
-        result.length,
-        result.schedule,
-        result.evaluation,
-        result.saving,
-    ):
-        rule()
-    result.outputs()
-    result.place_others()
-    return result
+    return _SFT(given, where=where, settings=SFTSettings, base=base, own=own, around=around).applied()
 
 
 @dataclass
 class _SFT(RunRules):
     """Rules of fine-tuning's own keys."""
 
+    rules = ("batch", "order", "loss", "length", "schedule", "evaluation", "saving", "outputs")
     measured = ("eval_loss",)
 
     def batch(self) -> None:
