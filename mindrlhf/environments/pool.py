@@ -167,8 +167,7 @@ class EnvironmentPool(AbstractContextManager):
                 self._advance(by_peer[peer])
             self._fill()
             if self._ready or not (wait_for_one and self._running):
-                ready = self._ready
-                self._ready = []
+                ready, self._ready = self._ready, []
                 return ready
 
     def close(self) -> None:
