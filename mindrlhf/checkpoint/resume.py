@@ -147,7 +147,7 @@ def _pointed(pointer: Path) -> Path:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Test for a checkpoint: a `step_N` folder, `latest` or `best`, or a folder of these, whole or not."""
+    """Test for a checkpoint by its path: `step_N`, `latest`, `best`, or their folder."""
     path = Path(path)
     if path.is_file():
         return path.name in (LATEST, BEST)

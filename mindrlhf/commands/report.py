@@ -68,7 +68,10 @@ def _read(args: argparse.Namespace, reader: AnswerReader, begun: bool = True) ->
 
 
 def _write(args: argparse.Namespace, runs: Sequence[RunOutputs], refresh_s: float | None = None) -> Path:
-    """Write the page, and its folder if it needs one; refresh_s: seconds until it reloads itself."""
+    """Write the page, and its folder if it needs one.
+
+    refresh_s: seconds until the page reloads itself; None if it does not.
+    """
     output = args.output or run_folder(args.runs[0]) / FILE
     folder = output.with_name(output.stem + FOLDER)
     write_page(render(runs, folder.name, refresh_s), output, folder, durable=refresh_s is None)

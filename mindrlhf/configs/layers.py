@@ -28,7 +28,7 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and value of each setting in nested groups; a list is one value."""
+    """Yield (dotted key, value) of nested groups; a list is one value."""
     if isinstance(value, Mapping):
         for part, below in value.items():
             yield from leaves(below, f"{key}.{part}" if key else str(part))

@@ -107,7 +107,10 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
-    """Write a JSONL file atomically, a `json_line` for each row; durable: wait for the disk."""
+    """Write a JSONL file atomically, a line for each row.
+
+    durable: wait for the disk.
+    """
     content = b"".join(map(json_line, rows))
     with atomic_file(path, durable) as temporary:
         temporary.write_bytes(content)

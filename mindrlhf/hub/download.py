@@ -71,7 +71,7 @@ def _hugging_face(name: str, kind: Kind, patterns: Sequence[str], revision: str 
 
 
 def _ask(name: str, kind: Kind, patterns: Sequence[str] | None, revision: str | None) -> dict[str, Any]:
-    """Send a request to the hub from a process of its own, which runs `fetch.py`."""
+    """Send a request to the hub from a process that runs `fetch.py`."""
     request = {"name": name, "kind": kind, "revision": revision, "patterns": patterns, "seconds": SILENCE_S}
     command = [sys.executable, fetch.__file__]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

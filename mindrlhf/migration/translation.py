@@ -10,7 +10,10 @@ FLAG = "--"  # begins the name of a flag of `mindrlhf train`
 
 
 class Placed(NamedTuple):
-    """Value of one of our keys; theirs: the keys that it follows from. words: more about it, for people."""
+    """Value of one of our keys.
+
+    theirs: the keys that it follows from. words: more about it, for people.
+    """
 
     value: Any
     theirs: tuple[str, ...]

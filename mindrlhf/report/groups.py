@@ -21,7 +21,7 @@ class _Row(Settings):
 
 
 class TokenRows(_Row):
-    """Figures of an answer's tokens: text, whether it was drawn, and what the update knew of it."""
+    """Figures of an answer's tokens, in the order of the response."""
 
     text: list[str]
     sampled: list[int]
