@@ -1,4 +1,4 @@
-"""The package's structure: who imports whom, and sizes of files, tests included, and of functions."""
+"""The package's structure: who imports whom, and sizes of files, tests included, and of functions, C++ included."""
 
 import ast
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from cpp_functions import cpp_functions
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mindrlhf"
@@ -71,6 +72,10 @@ def splats(path: Path) -> Iterator[str]:
                 yield name
 
 
+def cpp_files() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*")) if path.suffix in (".h", ".cpp")]
+
+
 def test_no_two_files_import_each_other():
     try:
         TopologicalSorter(imports()).prepare()
@@ -86,7 +91,7 @@ def test_few_rooms_import_each_other():
 
 def test_files_are_short():
     tests = {str(path.relative_to(ROOT)): path for path in (ROOT / "tests").rglob("*.py")}
-    paths = modules() | tests
+    paths = modules() | tests | {path.name: path for path in cpp_files()}
     found = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in paths.items()}
     assert {name: lines for name, lines in found.items() if lines > LONGEST_FILE} == {}
 
@@ -96,7 +101,36 @@ def test_functions_are_short():
     for module, path in modules().items():
         for name, lines in functions(path):
             found[f"{module}.{name}"] = max(lines, found.get(f"{module}.{name}", 0))
+    for path in cpp_files():
+        for name, lines in cpp_functions(path.read_text(encoding="utf-8")):
+            found[f"{path.name}: {name}"] = max(lines, found.get(f"{path.name}: {name}", 0))
+    assert {"decode.h: run", "attention_half.h: AttentionGradient", "optimizer.h: adamw"} <= found.keys()
     assert {name: lines for name, lines in found.items() if lines > LONGEST_FUNCTION} == {}
+
+
+CPP = """
+#define NAME(x) \\
+  int x() { return 0; }
+namespace {  // a comment with { and (
+template <typename T, int N = f(1)>
+struct Pair {
+  Pair(int a) : both{a, {a}}, other(a) {
+  }
+  bool operator()(int a) const {
+    if (a) { return "}"[0]; }
+    return [&](int b) { return b; }(a);
+  }
+  int both[2], other;
+};
+}
+ENTRY_POINT(linear) {
+
+}
+"""
+
+
+def test_functions_of_cpp_are_found_with_their_lines():
+    assert list(cpp_functions(CPP)) == [("Pair", 2), ("operator()", 4), ("linear", 3)]
 
 
 def test_the_trainer_stays_small():

@@ -122,11 +122,52 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
-// Computes the half's gradient. Inputs: as in `attention_half`; its outputs query (overwritten), key, value, attended; dy
-// like y; gradient buffers of some weights, to which gradients are added. Outputs: dx [T, hidden], and memory for
-// intermediate results.
+// The gradient of the half. Inputs: as in `attention_half`; its outputs query (overwritten), key, value, attended; dy like y;
+// gradient buffers of some weights, to which gradients are added. Outputs: dx [T, hidden], and memory for intermediate
+// results.
 template <typename Number>
-int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
+class AttentionGradient {
+ public:
+  explicit AttentionGradient(Arguments &arguments)
+      : h_(arguments),
+        kept_(arguments.next<Kept>()),
+        buffers_(arguments.next<AttentionWeights, Output>(h_.in.numbers->buffers).arrays),
+        out_(arguments.next<Outputs>()),
+        s_(h_.sequences),
+        hidden_(h_.hidden),
+        width_(h_.width),
+        key_width_(h_.key_width),
+        asking_(s_.asking()),
+        parts_((s_.rows + h_.piece - 1) / h_.piece),
+        d_y_(s_.adjacent(s_.skip, asking_) ? s_.take(kept_.dy, hidden_, s_.all_skip, s_.skip, asking_, nullptr)
+                                           : out_.packed),
+        normed_(reinterpret_cast<Number *>(out_.normed)),
+        q_map_(h_.adapters.q, asking_),
+        k_map_(h_.adapters.k, s_.rows),
+        v_map_(h_.adapters.v, s_.rows),
+        o_map_(h_.adapters.o, asking_),
+        attended_(kept_.attended, asking_, width_),
+        d_output_(d_y_, asking_, hidden_),
+        d_query_(kept_.query, asking_, width_),
+        d_key_(out_.d_key, s_.rows, key_width_),
+        d_value_(out_.d_value, s_.rows, key_width_),
+        norms_(parts_ * hidden_),
+        q_norms_(h_.weights.q_norm ? s_.prompts * h_.attention.heads * h_.attention.d() : 0),
+        k_norms_(h_.weights.k_norm ? parts_ * h_.attention.d() : 0) {}
+  AttentionGradient(const AttentionGradient &) = delete;
+
+  void run() {
+    parallel_pieces(s_.rows, paired_piece<Number>(s_.rows),
+                    [&](int64_t first, int64_t m) { h_.prepare_keys(kept_.key, first, m, out_.ready); });
+    parallel_pieces(asking_, paired_piece<Number>(asking_), [&](int64_t first, int64_t m) { through_output(first, m); });
+    attend_gradient(h_.attention, kept_.query, out_.ready, kept_.value, out_.d_attended, out_.d_key, out_.d_value,
+                    h_.weights.q_norm ? q_norms_.data() : nullptr);
+    s_.zero_unused(out_.dx, hidden_, 0);
+    parallel_pieces(s_.rows, h_.piece, [&](int64_t first, int64_t m) { through_projections(first, m); });
+    add_to_buffers();
+  }
+
+ private:
   struct Kept {
     Output query;
     Input key, value, attended, dy;
@@ -134,92 +175,103 @@ int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   struct Outputs {
     Output dx, normed, d_attended, ready, d_key, d_value, packed;
   };
-  Arguments arguments(params, ndims, shapes);
-  const AttentionHalf<Number> h(arguments);
-  const auto &w = h.weights;
-  const auto &f = h.matrices;
-  const auto kept = arguments.next<Kept>();
-  const auto buffers = arguments.next<AttentionWeights, Output>(h.in.numbers->buffers).arrays;
-  const auto out = arguments.next<Outputs>();
-  const Sequences &s = h.sequences;
-  const Attention &a = h.attention;
-  const int64_t hidden = h.hidden, width = h.width, key_width = h.key_width, asking = s.asking(), d = a.d();
-  const bool residual = h.in.numbers->residual;
-  LowRankGradient<Number> q_map(h.adapters.q, asking), k_map(h.adapters.k, s.rows), v_map(h.adapters.v, s.rows);
-  LowRankGradient<Number> o_map(h.adapters.o, asking);
-  Input d_y = s.adjacent(s.skip, asking) ? s.take(kept.dy, hidden, s.all_skip, s.skip, asking, nullptr) : out.packed;
-  const FactorRows<Number> attended(kept.attended, asking, width), d_output(d_y, asking, hidden);
-  const FactorRows<Number> d_query(kept.query, asking, width);
-  const FactorRows<Number> d_key(out.d_key, s.rows, key_width), d_value(out.d_value, s.rows, key_width);
-  auto normed = reinterpret_cast<Number *>(out.normed);
-  parallel_pieces(s.rows, paired_piece<Number>(s.rows),
-                  [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
-  parallel_pieces(asking, paired_piece<Number>(asking), [&](int64_t first, int64_t m) {
-    Input own = s.take(kept.dy, hidden, s.all_skip, s.skip + first, m, out.packed + first * hidden);
-    if (d_y == out.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, out.packed + first * hidden);
-    Output d_attended = out.d_attended + first * width;
-    const Number *slope = d_output.round(first, m);
-    gemm_rows('N', m, width, hidden, 1, slope, hidden, f.wo, width, 0, d_attended, width);
-    o_map.input(first, m, attended.round(first, m), width, 0, width, width);
-    o_map.output(first, m, slope, hidden, 0, hidden);
-    o_map.add(first, m, d_attended, width, 0, width, width);
-  });
-  std::vector<float> q_norms(w.q_norm ? s.prompts * a.heads * d : 0);
-  attend_gradient(a, kept.query, out.ready, kept.value, out.d_attended, out.d_key, out.d_value,
-                  w.q_norm ? q_norms.data() : nullptr);
-  const int64_t parts = (s.rows + h.piece - 1) / h.piece;
-  std::vector<float> norms(parts * hidden), k_norms(w.k_norm ? parts * d : 0);
-  s.zero_unused(out.dx, hidden, 0);
-  parallel_pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
-    Output memory = scratch(3 * m * hidden + key_width), d_normed = memory + m * hidden;
-    Output turned = d_normed + 2 * m * hidden;
-    for (int64_t i = first; i < first + m; ++i) {
-      Output own = out.d_key + i * key_width;
-      a.turning.gradient(own, kept.key + i * key_width, w.k_norm, a.position(i), a.heads, own,
-                         w.k_norm ? k_norms.data() + first / h.piece * d : nullptr, turned);
+
+  // Computes the gradient of m rows of attended values, from `first` on.
+  void through_output(int64_t first, int64_t m) {
+    Input own = s_.take(kept_.dy, hidden_, s_.all_skip, s_.skip + first, m, out_.packed + first * hidden_);
+    if (d_y_ == out_.packed && own != d_y_ + first * hidden_) {
+      std::copy(own, own + m * hidden_, out_.packed + first * hidden_);
     }
-    Input x = s.take(h.in.x, hidden, 0, first, m, memory);
-    norm_rows(x, w.norm, h.in.numbers->epsilon, normed + first * hidden, m, hidden);
-    // Computes a projection's part of d_normed for a piece's rows from `begin` on; row: their first index in slopes and map.
-    auto back = [&](const FactorRows<Number> &slopes, const Number *weight, LowRankGradient<Number> &map, int64_t size,
-                    int64_t begin, int64_t row, float keep) {
-      Output own = d_normed + begin * hidden;
-      const Number *slope = slopes.round(row, m - begin);
-      gemm_rows('N', m - begin, hidden, size, 1, slope, size, weight, hidden, keep, own, hidden);
-      map.input(row, m - begin, normed + (first + begin) * hidden, hidden, 0, hidden, hidden);
-      map.output(row, m - begin, slope, size, 0, size);
-      map.add(row, m - begin, own, hidden, 0, hidden, hidden);
-    };
-    back(d_key, f.wk, k_map, key_width, 0, first, 0);
-    back(d_value, f.wv, v_map, key_width, 0, first, 1);
-    const int64_t begin = std::clamp<int64_t>(s.skip - first, 0, m), at = first + begin - s.skip;
-    back(d_query, f.wq, q_map, width, begin, at, 1);
-    Output dx = s.target(out.dx, hidden, 0, first, m, d_normed + m * hidden);
-    std::fill(dx, dx + (residual ? begin : m) * hidden, 0.0f);
-    if (residual) std::copy(d_y + at * hidden, d_y + (at + m - begin) * hidden, dx + begin * hidden);
-    norm_gradient_rows(d_normed, x, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden, m, hidden,
-                       true);
-    s.put(dx, hidden, 0, first, m, out.dx);
-  });
-  const Number *normed_asking = normed + s.skip * hidden;
-  weight_gradients<Number>({{asking, d_output.at(0), attended.at(0), buffers.wo, hidden, width},
-                            {asking, d_query.at(0), normed_asking, buffers.wq, width, hidden},
-                            {s.rows, d_key.at(0), normed, buffers.wk, key_width, hidden},
-                            {s.rows, d_value.at(0), normed, buffers.wv, key_width, hidden},
-                            o_map.of_a(attended.at(0), width, buffers.wo_a),
-                            o_map.of_b(d_output.at(0), hidden, buffers.wo_b),
-                            q_map.of_a(normed_asking, hidden, buffers.wq_a),
-                            q_map.of_b(d_query.at(0), width, buffers.wq_b),
-                            k_map.of_a(normed, hidden, buffers.wk_a),
-                            k_map.of_b(d_key.at(0), key_width, buffers.wk_b),
-                            v_map.of_a(normed, hidden, buffers.wv_a),
-                            v_map.of_b(d_value.at(0), key_width, buffers.wv_b)});
-  add_rows(kept.query, asking, width, buffers.wq_bias);
-  add_rows(out.d_key, s.rows, key_width, buffers.wk_bias);
-  add_rows(out.d_value, s.rows, key_width, buffers.wv_bias);
-  add_rows(q_norms.data(), q_norms.size() / d, d, buffers.q_norm);
-  add_rows(k_norms.data(), k_norms.size() / d, d, buffers.k_norm);
-  add_rows(norms.data(), parts, hidden, buffers.norm);
+    Output d_attended = out_.d_attended + first * width_;
+    const Number *slope = d_output_.round(first, m);
+    gemm_rows('N', m, width_, hidden_, 1, slope, hidden_, h_.matrices.wo, width_, 0, d_attended, width_);
+    o_map_.input(first, m, attended_.round(first, m), width_, 0, width_, width_);
+    o_map_.output(first, m, slope, hidden_, 0, hidden_);
+    o_map_.add(first, m, d_attended, width_, 0, width_, width_);
+  }
+
+  // Computes dx of a piece of m rows, from `first` on.
+  void through_projections(int64_t first, int64_t m) {
+    Output memory = scratch(3 * m * hidden_ + key_width_), d_normed = memory + m * hidden_;
+    turn_keys(first, m, d_normed + 2 * m * hidden_);
+    Input x = s_.take(h_.in.x, hidden_, 0, first, m, memory);
+    norm_rows(x, h_.weights.norm, h_.in.numbers->epsilon, normed_ + first * hidden_, m, hidden_);
+    const int64_t begin = std::clamp<int64_t>(s_.skip - first, 0, m), at = first + begin - s_.skip;
+    through(d_key_, h_.matrices.wk, k_map_, key_width_, first, m, 0, first, 0, d_normed);
+    through(d_value_, h_.matrices.wv, v_map_, key_width_, first, m, 0, first, 1, d_normed);
+    through(d_query_, h_.matrices.wq, q_map_, width_, first, m, begin, at, 1, d_normed);
+    const bool residual = h_.in.numbers->residual;
+    Output dx = s_.target(out_.dx, hidden_, 0, first, m, d_normed + m * hidden_);
+    std::fill(dx, dx + (residual ? begin : m) * hidden_, 0.0f);
+    if (residual) std::copy(d_y_ + at * hidden_, d_y_ + (at + m - begin) * hidden_, dx + begin * hidden_);
+    norm_gradient_rows(d_normed, x, h_.weights.norm, h_.in.numbers->epsilon, dx,
+                       norms_.data() + first / h_.piece * hidden_, m, hidden_, true);
+    s_.put(dx, hidden_, 0, first, m, out_.dx);
+  }
+
+  // Turns the gradients of m rows of keys back to those of the projection's results.
+  void turn_keys(int64_t first, int64_t m, Output memory) {
+    const Attention &a = h_.attention;
+    Input norm = h_.weights.k_norm;
+    for (int64_t i = first; i < first + m; ++i) {
+      Output own = out_.d_key + i * key_width_;
+      a.turning.gradient(own, kept_.key + i * key_width_, norm, a.position(i), a.heads, own,
+                         norm ? k_norms_.data() + first / h_.piece * a.d() : nullptr, memory);
+    }
+  }
+
+  // Computes a projection's part of d_normed for a piece's rows from `begin` on. row: their first index in slopes and map.
+  void through(const FactorRows<Number> &slopes, const Number *weight, LowRankGradient<Number> &map, int64_t size,
+               int64_t first, int64_t m, int64_t begin, int64_t row, float keep, Output d_normed) {
+    Output own = d_normed + begin * hidden_;
+    const Number *slope = slopes.round(row, m - begin);
+    gemm_rows('N', m - begin, hidden_, size, 1, slope, size, weight, hidden_, keep, own, hidden_);
+    map.input(row, m - begin, normed_ + (first + begin) * hidden_, hidden_, 0, hidden_, hidden_);
+    map.output(row, m - begin, slope, size, 0, size);
+    map.add(row, m - begin, own, hidden_, 0, hidden_, hidden_);
+  }
+
+  // Adds the gradients of weights, biases and norms.
+  void add_to_buffers() {
+    const Number *normed_asking = normed_ + s_.skip * hidden_;
+    weight_gradients<Number>({{asking_, d_output_.at(0), attended_.at(0), buffers_.wo, hidden_, width_},
+                              {asking_, d_query_.at(0), normed_asking, buffers_.wq, width_, hidden_},
+                              {s_.rows, d_key_.at(0), normed_, buffers_.wk, key_width_, hidden_},
+                              {s_.rows, d_value_.at(0), normed_, buffers_.wv, key_width_, hidden_},
+                              o_map_.of_a(attended_.at(0), width_, buffers_.wo_a),
+                              o_map_.of_b(d_output_.at(0), hidden_, buffers_.wo_b),
+                              q_map_.of_a(normed_asking, hidden_, buffers_.wq_a),
+                              q_map_.of_b(d_query_.at(0), width_, buffers_.wq_b),
+                              k_map_.of_a(normed_, hidden_, buffers_.wk_a),
+                              k_map_.of_b(d_key_.at(0), key_width_, buffers_.wk_b),
+                              v_map_.of_a(normed_, hidden_, buffers_.wv_a),
+                              v_map_.of_b(d_value_.at(0), key_width_, buffers_.wv_b)});
+    const int64_t d = h_.attention.d();
+    add_rows(kept_.query, asking_, width_, buffers_.wq_bias);
+    add_rows(out_.d_key, s_.rows, key_width_, buffers_.wk_bias);
+    add_rows(out_.d_value, s_.rows, key_width_, buffers_.wv_bias);
+    add_rows(q_norms_.data(), q_norms_.size() / d, d, buffers_.q_norm);
+    add_rows(k_norms_.data(), k_norms_.size() / d, d, buffers_.k_norm);
+    add_rows(norms_.data(), parts_, hidden_, buffers_.norm);
+  }
+
+  const AttentionHalf<Number> h_;
+  const Kept kept_;
+  const AttentionWeights<Output> buffers_;
+  const Outputs out_;
+  const Sequences &s_;
+  const int64_t hidden_, width_, key_width_, asking_, parts_;
+  Input d_y_;
+  Number *const normed_;
+  LowRankGradient<Number> q_map_, k_map_, v_map_, o_map_;
+  const FactorRows<Number> attended_, d_output_, d_query_, d_key_, d_value_;
+  std::vector<float> norms_, q_norms_, k_norms_;  // gradients of norms, of each piece or prompt
+};
+
+template <typename Number>
+int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
+  Arguments arguments(params, ndims, shapes);
+  AttentionGradient<Number>(arguments).run();
   return 0;
 }
 

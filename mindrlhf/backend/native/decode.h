@@ -180,110 +180,163 @@ struct DecodeRows {
   }
 };
 
-// Draws up to n tokens per slot; slots that have ended are left out. Context tokens are used as given: they are not drawn
-// and end no slot, and a step computes several of a slot.
-// Outputs: token int32[B, n], -1 for none; behaviour, policy log-probs [B, n], 0 for tokens not drawn; counts int32[3].
+// One call of `decode_tokens`. Context tokens are used as given: they are not drawn and end no slot, and a step computes
+// several of a slot. Slots that have ended are left out.
 template <typename Number>
-int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
-  Arguments arguments(params, ndims, shapes);
-  const auto in = arguments.next<DecodeInputs>();
-  const int64_t slots = shapes[INDEX(DecodeInputs, uniform)][0], tokens = shapes[INDEX(DecodeInputs, uniform)][1];
-  const int64_t vocabulary = shapes[INDEX(DecodeInputs, head)][0], hidden = shapes[INDEX(DecodeInputs, norm)][0];
-  const int64_t known = shapes[INDEX(DecodeInputs, cos)][0], d = shapes[INDEX(DecodeInputs, cos)][1];
-  const int64_t stop_count = shapes[INDEX(DecodeInputs, stops)][0];
-  const int64_t least = kLeastColumns<Number>;
-  const DecodeNumbers &numbers = *in.numbers;
-  std::vector<DecodeLayer<Number>> layers;
-  LinearMaps<Number> head;
-  head.add(in.head, shapes[INDEX(DecodeInputs, head)], hidden);
-  int64_t all_words = head.words(), most = 0;  // most: floats of memory per column
-  for (int64_t i = 0; i < shapes[INDEX(DecodeInputs, weights)][0]; i += 2) {
-    all_words += layers.emplace_back(arguments, in.weights + i, hidden).words();
-  }
-  const WordMemory words(all_words);
-  head.pack(words.data());
-  Word *next = words.data() + head.words();
-  for (DecodeLayer<Number> &layer : layers) {
-    layer.pack(next);
-    next += layer.words();
-    most = std::max(most, layer.sizes.template memory<Number>());
-  }
-  const auto out = arguments.next<DecodeOutputs>();
-  std::fill(out.token, out.token + slots * tokens, -1);
-  std::fill(out.behaviour, out.behaviour + slots * tokens, 0.0f);
-  std::fill(out.policy, out.policy + slots * tokens, 0.0f);
-
-  DecodeRows rows;
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    if (in.remaining[slot] > 0) rows.active.push_back(slot);
-  }
-  std::fill(out.counts, out.counts + 3, 0);
-  Drafts drafts(in.histories, slots, shapes[INDEX(DecodeInputs, histories)][1]);
-  std::vector<int32_t> last(in.ids, in.ids + slots), at(slots, 0);
-  thread_local std::vector<float> memory;
-  const size_t enough = std::max(in.call->enough, 0);
-  for (int32_t step = 0; step < in.call->steps && rows.active.size() > (step ? enough : 0); ++step) {
-    rows.next_step(in, tokens, known, least, drafts, last, at, out.token);
-    const int64_t count = rows.ids.size();
-    const ColumnTiles tiles(count, least), drawn(rows.drawing.size(), least);
-    const size_t layered = tiles.columns * (hidden + most);
-    const size_t all = layered + drawn.columns * (2 * hidden + vocabulary + words_apart<Number>(hidden));
-    memory.resize(std::max(memory.size(), all));
-    Output x = memory.data(), rest = x + tiles.columns * hidden, h = x + layered, normed = h + drawn.columns * hidden;
-    Output logits = normed + drawn.columns * hidden, apart = logits + drawn.columns * vocabulary;
-    to_tiles(tiles, hidden, [&](int64_t row) { return in.embedding + rows.ids[row] * hidden; }, x);
-    for (const DecodeLayer<Number> &layer : layers) {
-      const DecodeSizes &sizes = layer.sizes;
-      Shape cache = layer.caches.shapes.keys;
-      const Slots now{count,
-                      cache[1],
-                      sizes.width / sizes.key_width,
-                      cache[2],
-                      d,
-                      in.call->own_start,
-                      rows.slots.data(),
-                      rows.positions.data(),
-                      rows.leaders.data(),
-                      rows.prefixes.data()};
-      decode_attention<Number>(layer.attention.arrays, layer.attention_maps, sizes, now,
-                       {in.cos, in.sin, d, numbers.epsilon}, numbers.scale, rows.angles.data(), tiles, x, x,
-                       {layer.caches.arrays.keys, layer.caches.arrays.values, cache[3] != d}, rest);
-      decode_feed_forward<Number>(layer.feed_forward.arrays, layer.feed_forward_maps, sizes,
-                          numbers.epsilon, tiles, x, x, rest);
+class Decoding {
+ public:
+  Decoding(Arguments &arguments, int64_t **shapes)
+      : in_(arguments.next<DecodeInputs>()),
+        numbers_(*in_.numbers),
+        slots_(shapes[INDEX(DecodeInputs, uniform)][0]),
+        tokens_(shapes[INDEX(DecodeInputs, uniform)][1]),
+        vocabulary_(shapes[INDEX(DecodeInputs, head)][0]),
+        hidden_(shapes[INDEX(DecodeInputs, norm)][0]),
+        known_(shapes[INDEX(DecodeInputs, cos)][0]),
+        d_(shapes[INDEX(DecodeInputs, cos)][1]),
+        stops_end_(in_.stops + shapes[INDEX(DecodeInputs, stops)][0]),
+        words_(read_weights(arguments, shapes)),
+        out_(arguments.next<DecodeOutputs>()),
+        drafts_(in_.histories, slots_, shapes[INDEX(DecodeInputs, histories)][1]),
+        last_(in_.ids, in_.ids + slots_),
+        at_(slots_, 0) {
+    pack_weights();
+    std::fill(out_.token, out_.token + slots_ * tokens_, -1);
+    std::fill(out_.behaviour, out_.behaviour + slots_ * tokens_, 0.0f);
+    std::fill(out_.policy, out_.policy + slots_ * tokens_, 0.0f);
+    std::fill(out_.counts, out_.counts + 3, 0);
+    for (int64_t slot = 0; slot < slots_; ++slot) {
+      if (in_.remaining[slot] > 0) rows_.active.push_back(slot);
     }
-    pick_tiles(tiles, x, drawn, rows.drawing.data(), hidden, h);
-    norm_tiles(drawn, h, in.norm, numbers.epsilon, normed, hidden);
-    products<Number>(drawn, tile_words<Number>(drawn, normed, hidden, apart), {{&head[0], nullptr, logits, nullptr}});
+  }
+  Decoding(const Decoding &) = delete;
+
+  void run() {
+    const size_t enough = std::max(in_.call->enough, 0);
+    for (int32_t step = 0; step < in_.call->steps && rows_.active.size() > (step ? enough : 0); ++step) {
+      rows_.next_step(in_, tokens_, known_, kLeastColumns<Number>, drafts_, last_, at_, out_.token);
+      const ColumnTiles tiles(rows_.ids.size(), kLeastColumns<Number>), drawn(rows_.drawing.size(), kLeastColumns<Number>);
+      accept(draw_all(drawn, compute(tiles, drawn)));
+      ++out_.counts[0];
+      auto ended = [&](int32_t slot) { return has_ended(slot); };
+      rows_.active.erase(std::remove_if(rows_.active.begin(), rows_.active.end(), ended), rows_.active.end());
+    }
+  }
+
+ private:
+  // Reads the weights of all layers and of the head; returns the words of all when they are packed.
+  int64_t read_weights(Arguments &arguments, int64_t **shapes) {
+    head_.add(in_.head, shapes[INDEX(DecodeInputs, head)], hidden_);
+    int64_t words = head_.words();
+    for (int64_t i = 0; i < shapes[INDEX(DecodeInputs, weights)][0]; i += 2) {
+      words += layers_.emplace_back(arguments, in_.weights + i, hidden_).words();
+    }
+    return words;
+  }
+
+  void pack_weights() {
+    head_.pack(words_.data());
+    Word *next = words_.data() + head_.words();
+    for (DecodeLayer<Number> &layer : layers_) {
+      layer.pack(next);
+      next += layer.words();
+      most_ = std::max(most_, layer.sizes.template memory<Number>());
+    }
+  }
+
+  // Runs the layers and the head on a step's rows; returns the logits [drawn.columns, vocabulary].
+  Input compute(const ColumnTiles &tiles, const ColumnTiles &drawn) {
+    thread_local std::vector<float> memory;
+    const size_t layered = tiles.columns * (hidden_ + most_);
+    const size_t all = layered + drawn.columns * (2 * hidden_ + vocabulary_ + words_apart<Number>(hidden_));
+    memory.resize(std::max(memory.size(), all));
+    Output x = memory.data(), rest = x + tiles.columns * hidden_, h = x + layered, normed = h + drawn.columns * hidden_;
+    Output logits = normed + drawn.columns * hidden_, apart = logits + drawn.columns * vocabulary_;
+    to_tiles(tiles, hidden_, [&](int64_t row) { return in_.embedding + rows_.ids[row] * hidden_; }, x);
+    for (const DecodeLayer<Number> &layer : layers_) compute_layer(layer, tiles, x, rest);
+    pick_tiles(tiles, x, drawn, rows_.drawing.data(), hidden_, h);
+    norm_tiles(drawn, h, in_.norm, numbers_.epsilon, normed, hidden_);
+    products<Number>(drawn, tile_words<Number>(drawn, normed, hidden_, apart), {{&head_[0], nullptr, logits, nullptr}});
+    return logits;
+  }
+
+  void compute_layer(const DecodeLayer<Number> &layer, const ColumnTiles &tiles, Output x, Output memory) {
+    const DecodeSizes &sizes = layer.sizes;
+    Shape cache = layer.caches.shapes.keys;
+    const Slots now{static_cast<int64_t>(rows_.ids.size()),
+                    cache[1],
+                    sizes.width / sizes.key_width,
+                    cache[2],
+                    d_,
+                    in_.call->own_start,
+                    rows_.slots.data(),
+                    rows_.positions.data(),
+                    rows_.leaders.data(),
+                    rows_.prefixes.data()};
+    decode_attention<Number>(layer.attention.arrays, layer.attention_maps, sizes, now,
+                             {in_.cos, in_.sin, d_, numbers_.epsilon}, numbers_.scale, rows_.angles.data(), tiles, x, x,
+                             {layer.caches.arrays.keys, layer.caches.arrays.values, cache[3] != d_}, memory);
+    decode_feed_forward<Number>(layer.feed_forward.arrays, layer.feed_forward_maps, sizes, numbers_.epsilon, tiles, x, x,
+                                memory);
+  }
+
+  std::vector<SampledToken> draw_all(const ColumnTiles &drawn, Input logits) const {
     std::vector<SampledToken> found(drawn.rows);
     parallel_pieces(drawn.rows, 1, [&](int64_t i, int64_t) {
-      const int64_t row = rows.drawing[i], slot = rows.slots[row], t = rows.positions[row] - in.places[slot];
-      found[i] = draw(logits + i * vocabulary, vocabulary, in.uniform[slot * tokens + t], t < in.banned[slot], in.stops,
-                      stop_count, numbers.inverse_temperature, numbers.greedy);
+      const int64_t row = rows_.drawing[i], slot = rows_.slots[row], t = rows_.positions[row] - in_.places[slot];
+      found[i] = draw(logits + i * vocabulary_, vocabulary_, in_.uniform[slot * tokens_ + t], t < in_.banned[slot],
+                      in_.stops, stops_end_ - in_.stops, numbers_.inverse_temperature, numbers_.greedy);
     });
-    const auto stops = in.stops + stop_count;
-    auto stops_at = [&](int32_t id) { return std::find(in.stops, stops, id) != stops; };
-    for (int64_t i = 0, end = 0; i < drawn.rows; i = end) {
-      const int32_t slot = rows.slots[rows.drawing[i]];
-      while (end < drawn.rows && rows.slots[rows.drawing[end]] == slot) ++end;
+    return found;
+  }
+
+  // Takes each slot's drawn tokens: the first, and those after accepted draft tokens.
+  void accept(const std::vector<SampledToken> &found) {
+    const int64_t count = found.size();
+    for (int64_t i = 0, end = 0; i < count; i = end) {
+      const int32_t slot = rows_.slots[rows_.drawing[i]];
+      while (end < count && rows_.slots[rows_.drawing[end]] == slot) ++end;
       int64_t right = 0;  // accepted draft tokens
       for (int64_t next = i;; ++next, ++right) {
         const SampledToken &one = found[next];
-        const int64_t place = slot * tokens + at[slot]++;
-        last[slot] = out.token[place] = one.token;
-        out.behaviour[place] = one.behaviour, out.policy[place] = one.policy;
-        drafts.add(slot, one.token);
-        if (stops_at(one.token) || next + 1 == end || rows.ids[rows.drawing[next + 1]] != one.token) break;
+        const int64_t place = slot * tokens_ + at_[slot]++;
+        last_[slot] = out_.token[place] = one.token;
+        out_.behaviour[place] = one.behaviour, out_.policy[place] = one.policy;
+        drafts_.add(slot, one.token);
+        if (stops_at(one.token) || next + 1 == end || rows_.ids[rows_.drawing[next + 1]] != one.token) break;
       }
-      drafts.judge(slot, end - i - 1, right);
-      out.counts[1] += end - i - 1, out.counts[2] += right;
+      drafts_.judge(slot, end - i - 1, right);
+      out_.counts[1] += end - i - 1, out_.counts[2] += right;
     }
-    ++out.counts[0];
-    auto ended = [&](int32_t slot) {
-      const bool was_drawn = in.context[slot * tokens + at[slot] - 1] < 0;
-      return at[slot] >= std::min<int64_t>(in.remaining[slot], tokens) || (was_drawn && stops_at(last[slot]));
-    };
-    rows.active.erase(std::remove_if(rows.active.begin(), rows.active.end(), ended), rows.active.end());
   }
+
+  bool stops_at(int32_t id) const { return std::find(in_.stops, stops_end_, id) != stops_end_; }
+
+  bool has_ended(int32_t slot) const {
+    const bool was_drawn = in_.context[slot * tokens_ + at_[slot] - 1] < 0;
+    return at_[slot] >= std::min<int64_t>(in_.remaining[slot], tokens_) || (was_drawn && stops_at(last_[slot]));
+  }
+
+  const DecodeInputs in_;
+  const DecodeNumbers &numbers_;
+  const int64_t slots_, tokens_, vocabulary_, hidden_, known_, d_;  // known_: positions in the tables of angles
+  const int32_t *const stops_end_;
+  std::vector<DecodeLayer<Number>> layers_;
+  LinearMaps<Number> head_;
+  int64_t most_ = 0;  // floats of memory per column
+  const WordMemory words_;
+  const DecodeOutputs out_;
+  DecodeRows rows_;
+  Drafts drafts_;
+  std::vector<int32_t> last_, at_;  // of each slot: the last token, and the number of tokens so far
+};
+
+// Draws up to n tokens per slot. Outputs: token int32[B, n], -1 for none; behaviour, policy log-probs [B, n], 0 for tokens
+// not drawn; counts int32[3].
+template <typename Number>
+int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
+  Arguments arguments(params, ndims, shapes);
+  Decoding<Number>(arguments, shapes).run();
   return 0;
 }
 

@@ -101,10 +101,44 @@ int feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
-// Computes the half's gradient. Inputs: as in `feed_forward_half`; its outputs gate and up (overwritten); dy like x;
-// gradient buffers of some weights, to which gradients are added. Outputs: dx like x, and memory for intermediate results.
+// The gradient of the half. Inputs: as in `feed_forward_half`; its outputs gate and up (overwritten); dy like x; gradient
+// buffers of some weights, to which gradients are added. Outputs: dx like x, and memory for intermediate results.
 template <typename Number>
-int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
+class FeedForwardGradient {
+ public:
+  explicit FeedForwardGradient(Arguments &arguments)
+      : h_(arguments),
+        kept_(arguments.next<Kept>()),
+        buffers_(arguments.next<FeedForwardWeights, Output>(h_.in.numbers->buffers).arrays),
+        out_(arguments.next<Outputs>()),
+        hidden_(h_.hidden),
+        inner_(h_.inner),
+        parts_((h_.rows + h_.piece - 1) / h_.piece),
+        block_((even_piece(inner_, kInner<Number>) + kLanes - 1) / kLanes * kLanes),
+        dense_(h_.sequences.adjacent(h_.sequences.skip, h_.rows)),
+        d_y_(dense_ ? h_.take(kept_.dy, 0, h_.rows, nullptr) : out_.packed),
+        normed_(reinterpret_cast<Number *>(out_.normed)),
+        act_(reinterpret_cast<Number *>(out_.act)),
+        gate_map_(h_.adapters.gate, h_.rows),
+        up_map_(h_.adapters.up, h_.rows),
+        down_map_(h_.adapters.down, h_.rows),
+        d_output_(d_y_, h_.rows, hidden_),
+        d_gate_(kept_.gate, h_.rows, inner_),
+        d_up_(kept_.up, h_.rows, inner_),
+        norms_(parts_ * hidden_) {}
+  FeedForwardGradient(const FeedForwardGradient &) = delete;
+
+  void run() {
+    h_.sequences.zero_unused(out_.dx, hidden_, h_.sequences.all_skip);
+    const int64_t together = std::clamp<int64_t>(parts_ / ThreadTeam::get().threads(), 1, kNearPieces);
+    parallel_pieces(parts_, together, [&](int64_t part, int64_t n) {
+      const int64_t begin = part * h_.piece;
+      compute(begin, std::min(begin + n * h_.piece, h_.rows));
+    });
+    add_to_buffers();
+  }
+
+ private:
   struct Kept {
     Output gate, up;
     Input dy;
@@ -112,83 +146,96 @@ int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   struct Outputs {
     Output dx, normed, act, packed;
   };
-  Arguments arguments(params, ndims, shapes);
-  const FeedForwardHalf<Number> h(arguments);
-  const auto &w = h.weights;
-  const auto &f = h.matrices;
-  const auto kept = arguments.next<Kept>();
-  const auto buffers = arguments.next<FeedForwardWeights, Output>(h.in.numbers->buffers).arrays;
-  const auto out = arguments.next<Outputs>();
-  const int64_t hidden = h.hidden, inner = h.inner, parts = (h.rows + h.piece - 1) / h.piece;
-  const bool dense = h.sequences.adjacent(h.sequences.skip, h.rows);
-  Input d_y = dense ? h.take(kept.dy, 0, h.rows, nullptr) : out.packed;
-  std::vector<float> norms(parts * hidden);
-  LowRankGradient<Number> gate_map(h.adapters.gate, h.rows), up_map(h.adapters.up, h.rows);
-  LowRankGradient<Number> down_map(h.adapters.down, h.rows);
-  const FactorRows<Number> d_output(d_y, h.rows, hidden);
-  const FactorRows<Number, Output> d_gate(kept.gate, h.rows, inner), d_up(kept.up, h.rows, inner);
-  auto normed = reinterpret_cast<Number *>(out.normed), act = reinterpret_cast<Number *>(out.act);
-  h.sequences.zero_unused(out.dx, hidden, h.sequences.all_skip);
-  // Several pieces use a block of the weights while it is in the processor's cache.
-  const int64_t block = (even_piece(inner, kInner<Number>) + kLanes - 1) / kLanes * kLanes;
-  const int64_t together = std::clamp<int64_t>(parts / ThreadTeam::get().threads(), 1, kNearPieces);
-  parallel_pieces(parts, together, [&](int64_t part, int64_t n) {
-    const int64_t begin = part * h.piece, end = std::min(begin + n * h.piece, h.rows), count = end - begin;
-    Output d_normed = scratch(2 * count * hidden + h.piece * std::max(block, hidden)), memory = d_normed + count * hidden;
-    Output slope = memory + count * hidden;
-    Input x = h.take(h.in.x, begin, count, memory);
-    if (!dense) {
-      Input own = h.take(kept.dy, begin, count, out.packed + begin * hidden);
-      if (own != d_y + begin * hidden) std::copy(own, own + count * hidden, out.packed + begin * hidden);
+
+  // Computes dx of the rows of several pieces, which use a block of the weights while it is in the processor's cache.
+  void compute(int64_t begin, int64_t end) {
+    const int64_t count = end - begin;
+    Output d_normed = scratch(2 * count * hidden_ + h_.piece * std::max(block_, hidden_));
+    Output memory = d_normed + count * hidden_, slope = memory + count * hidden_;
+    Input x = h_.take(h_.in.x, begin, count, memory);
+    if (!dense_) {
+      Input own = h_.take(kept_.dy, begin, count, out_.packed + begin * hidden_);
+      if (own != d_y_ + begin * hidden_) std::copy(own, own + count * hidden_, out_.packed + begin * hidden_);
     }
-    norm_rows(x, w.norm, h.in.numbers->epsilon, normed + begin * hidden, count, hidden);
-    gate_map.input(begin, count, normed + begin * hidden, hidden, 0, hidden, hidden);
-    up_map.input(begin, count, normed + begin * hidden, hidden, 0, hidden, hidden);
-    down_map.output(begin, count, d_output.round(begin, count), hidden, 0, hidden);
-    for (int64_t j = 0; j < inner; j += block) {
-      const int64_t size = std::min(block, inner - j);
-      for (int64_t first = begin; first < end; first += h.piece) {
-        const int64_t m = std::min(h.piece, end - first), at = first * inner + j;
-        Output own = d_normed + (first - begin) * hidden;
-        Number *gate = d_gate.at(first) + j, *up = d_up.at(first) + j;
-        gemm_rows('N', m, size, hidden, 1, d_output.at(first), hidden, f.w2 + j, inner, 0, slope, size);
-        down_map.add(first, m, slope, size, j, size, inner);
-        for (int64_t i = 0; i < m; ++i) {
-          Input g = kept.gate + at + i * inner, u = kept.up + at + i * inner;
-          gated(g, u, act + at + i * inner, size);
-          gated_gradient(slope + i * size, g, u, gate + i * inner, up + i * inner, size);
-        }
-        gemm_rows('N', m, hidden, size, 1, gate, inner, f.w1 + j * hidden, hidden, j > 0, own, hidden);
-        gemm_rows('N', m, hidden, size, 1, up, inner, f.w3 + j * hidden, hidden, 1, own, hidden);
-        down_map.input(first, m, act + at, inner, j, size, inner);
-        gate_map.output(first, m, gate, inner, j, size);
-        up_map.output(first, m, up, inner, j, size);
+    norm_rows(x, h_.weights.norm, h_.in.numbers->epsilon, normed_ + begin * hidden_, count, hidden_);
+    gate_map_.input(begin, count, normed_ + begin * hidden_, hidden_, 0, hidden_, hidden_);
+    up_map_.input(begin, count, normed_ + begin * hidden_, hidden_, 0, hidden_, hidden_);
+    down_map_.output(begin, count, d_output_.round(begin, count), hidden_, 0, hidden_);
+    for (int64_t j = 0; j < inner_; j += block_) {
+      for (int64_t first = begin; first < end; first += h_.piece) {
+        through_block(first, std::min(h_.piece, end - first), j, slope, d_normed + (first - begin) * hidden_);
       }
     }
-    gate_map.add(begin, count, d_normed, hidden, 0, hidden, hidden);
-    up_map.add(begin, count, d_normed, hidden, 0, hidden, hidden);
-    for (int64_t first = begin; first < end; first += h.piece) {
-      const int64_t m = std::min(h.piece, end - first), at = (first - begin) * hidden;
-      // Rows that are not adjacent are computed in the memory of their slopes, which are no longer needed.
-      Output dx = h.target(out.dx, first, m, slope);
-      Input own = d_y + first * hidden;
-      if (h.in.numbers->residual) std::copy(own, own + m * hidden, dx);
-      else std::fill(dx, dx + m * hidden, 0.0f);
-      norm_gradient_rows(d_normed + at, x + at, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden,
-                         m, hidden, true);
-      h.put(dx, first, m, out.dx);
+    gate_map_.add(begin, count, d_normed, hidden_, 0, hidden_, hidden_);
+    up_map_.add(begin, count, d_normed, hidden_, 0, hidden_, hidden_);
+    for (int64_t first = begin; first < end; first += h_.piece) {
+      const int64_t at = (first - begin) * hidden_;
+      through_norm(first, std::min(h_.piece, end - first), d_normed + at, x + at, slope);
     }
-  });
-  weight_gradients<Number>({{h.rows, d_output.at(0), act, buffers.w2, hidden, inner},
-                            {h.rows, d_gate.at(0), normed, buffers.w1, inner, hidden},
-                            {h.rows, d_up.at(0), normed, buffers.w3, inner, hidden},
-                            down_map.of_a(act, inner, buffers.w2_a),
-                            down_map.of_b(d_output.at(0), hidden, buffers.w2_b),
-                            gate_map.of_a(normed, hidden, buffers.w1_a),
-                            gate_map.of_b(d_gate.at(0), inner, buffers.w1_b),
-                            up_map.of_a(normed, hidden, buffers.w3_a),
-                            up_map.of_b(d_up.at(0), inner, buffers.w3_b)});
-  add_rows(norms.data(), parts, hidden, buffers.norm);
+  }
+
+  // Adds to d_normed what m rows from `first` on get through the inner columns of a block, from j on.
+  void through_block(int64_t first, int64_t m, int64_t j, Output slope, Output d_normed) {
+    const int64_t size = std::min(block_, inner_ - j), at = first * inner_ + j;
+    Number *gate = d_gate_.at(first) + j, *up = d_up_.at(first) + j;
+    gemm_rows('N', m, size, hidden_, 1, d_output_.at(first), hidden_, h_.matrices.w2 + j, inner_, 0, slope, size);
+    down_map_.add(first, m, slope, size, j, size, inner_);
+    for (int64_t i = 0; i < m; ++i) {
+      Input g = kept_.gate + at + i * inner_, u = kept_.up + at + i * inner_;
+      gated(g, u, act_ + at + i * inner_, size);
+      gated_gradient(slope + i * size, g, u, gate + i * inner_, up + i * inner_, size);
+    }
+    gemm_rows('N', m, hidden_, size, 1, gate, inner_, h_.matrices.w1 + j * hidden_, hidden_, j > 0, d_normed, hidden_);
+    gemm_rows('N', m, hidden_, size, 1, up, inner_, h_.matrices.w3 + j * hidden_, hidden_, 1, d_normed, hidden_);
+    down_map_.input(first, m, act_ + at, inner_, j, size, inner_);
+    gate_map_.output(first, m, gate, inner_, j, size);
+    up_map_.output(first, m, up, inner_, j, size);
+  }
+
+  // Computes dx of m rows from d_normed. memory: of the slopes, which are no longer needed; rows that are not adjacent are
+  // computed there.
+  void through_norm(int64_t first, int64_t m, Input d_normed, Input x, Output memory) {
+    Output dx = h_.target(out_.dx, first, m, memory);
+    Input own = d_y_ + first * hidden_;
+    if (h_.in.numbers->residual) std::copy(own, own + m * hidden_, dx);
+    else std::fill(dx, dx + m * hidden_, 0.0f);
+    norm_gradient_rows(d_normed, x, h_.weights.norm, h_.in.numbers->epsilon, dx,
+                       norms_.data() + first / h_.piece * hidden_, m, hidden_, true);
+    h_.put(dx, first, m, out_.dx);
+  }
+
+  // Adds the gradients of weights and of the norm.
+  void add_to_buffers() {
+    weight_gradients<Number>({{h_.rows, d_output_.at(0), act_, buffers_.w2, hidden_, inner_},
+                              {h_.rows, d_gate_.at(0), normed_, buffers_.w1, inner_, hidden_},
+                              {h_.rows, d_up_.at(0), normed_, buffers_.w3, inner_, hidden_},
+                              down_map_.of_a(act_, inner_, buffers_.w2_a),
+                              down_map_.of_b(d_output_.at(0), hidden_, buffers_.w2_b),
+                              gate_map_.of_a(normed_, hidden_, buffers_.w1_a),
+                              gate_map_.of_b(d_gate_.at(0), inner_, buffers_.w1_b),
+                              up_map_.of_a(normed_, hidden_, buffers_.w3_a),
+                              up_map_.of_b(d_up_.at(0), inner_, buffers_.w3_b)});
+    add_rows(norms_.data(), parts_, hidden_, buffers_.norm);
+  }
+
+  const FeedForwardHalf<Number> h_;
+  const Kept kept_;
+  const FeedForwardWeights<Output> buffers_;
+  const Outputs out_;
+  const int64_t hidden_, inner_, parts_, block_;  // block_: inner columns per block
+  const bool dense_;
+  Input d_y_;
+  Number *const normed_, *const act_;
+  LowRankGradient<Number> gate_map_, up_map_, down_map_;
+  const FactorRows<Number> d_output_;
+  const FactorRows<Number, Output> d_gate_, d_up_;
+  std::vector<float> norms_;  // gradients of the norm, of each piece
+};
+
+template <typename Number>
+int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
+  Arguments arguments(params, ndims, shapes);
+  FeedForwardGradient<Number>(arguments).run();
   return 0;
 }
 
