@@ -21,13 +21,12 @@ POLICY_GROUPS = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, 
 class Scoring:
     """Pass over a step's responses before its updates.
 
-    phase: its name, which is its timer's. label: see `phases.Phase`. field: field of `Experience` for its values of
-    tokens.
+    phase: its name, which is its timer's. label: see `phases.Phase`. array: name in `token_arrays` of its values.
     """
 
     phase: str
     label: str
-    field: str
+    array: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ POLICY = Role(
     weights=(SHARED, TRAIN),
     flag="load_sft_checkpoint_train",
     reads=(SHARED_BASE, TRAIN_BASE),
-    scoring=Scoring("old_log_prob", label="old log-prob", field="policy_log_probs"),
+    scoring=Scoring("old_log_prob", label="old log-prob", array="scored_log_probs"),
     training=Training(
         "update_actor",
         label="train",
@@ -96,17 +95,17 @@ REFERENCE = Role(
     weights=("reference",),
     flag="load_ref_checkpoint",
     reads=POLICY.reads,
-    scoring=Scoring("ref", label="ref", field="reference_log_probs"),
+    scoring=Scoring("ref", label="ref", array="reference_log_probs"),
     checkpoint="reference",
 )
-TEACHER = Role("teacher", weights=("teacher",), scoring=Scoring("teacher", label="teacher", field="teacher_log_probs"))
+TEACHER = Role("teacher", weights=("teacher",), scoring=Scoring("teacher", label="teacher", array="teacher_log_probs"))
 CRITIC = Role(
     "critic",
     weights=("critic",),
     value_head=True,
     flag="load_critic_checkpoint",
     settings="critic",
-    scoring=Scoring("values", label="values", field="values"),
+    scoring=Scoring("values", label="values", array="values"),
     training=Training(
         "update_critic",
         label="train critic",

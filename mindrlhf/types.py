@@ -5,12 +5,16 @@ Rollouts form a group because they share one `Prompt` object, never because thei
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from mindrlhf.token_arrays import TOKEN_ARRAYS
+
 FinishReason = Literal["eos", "stop", "length"]
+TokenValues = Mapping[str, Mapping[int, float]]
+"""Values at some tokens of a response: name in `token_arrays` -> index of a token -> value."""
 Notes = Mapping[str, Mapping[str, str]]
 """Texts that reward functions give beside a response's score, by function and name."""
 
@@ -37,27 +41,34 @@ class Rollout:
 
     prompt_id, sample_index: its prompt, and its index among the G samples (0..G-1).
     response_ids: int32[R], R >= 1, including the stop token when the model ended by itself.
-    sampled: bool[R], the tokens that the policy drew. Other tokens (a tool's answer, a user's turn) are context for the
-        tokens after them; nothing is learned, counted or measured on them.
-    behaviour_log_probs: float32[R], natural log of the probability of each token under the distribution
-        it was really drawn from (temperature, top-k, top-p, min-p and repetition penalty applied).
-    policy_log_probs: float32[R], the same under the policy with temperature only, as the train graph computes it.
-        Both log-probs mean nothing on tokens that were not sampled.
     finish_reason: `eos` a stop token was drawn, `stop` a stop string appeared, `length` the token limit was hit.
     seed: the run's seed that keyed the random numbers.
-    turn_rewards: (index of a turn's last token in the response, the environment's reward for the turn); empty where the
-        environment gives none. They are part of its reward for the conversation.
+    tokens: name -> [R], what generation knows of each token (`token_arrays`).
     """
 
     prompt_id: int
     sample_index: int
     response_ids: np.ndarray
-    sampled: np.ndarray
-    behaviour_log_probs: np.ndarray
-    policy_log_probs: np.ndarray
     finish_reason: FinishReason
     seed: int
-    turn_rewards: tuple[tuple[int, float], ...] = ()
+    tokens: Mapping[str, np.ndarray]
+
+    @property
+    def sampled(self) -> np.ndarray:
+        """Mask of the tokens that the policy drew: bool[R]."""
+        return self.row("sampled")
+
+    def row(self, name: str) -> np.ndarray:
+        """Return an array [R] of `token_arrays`, or its value where it is absent."""
+        return self.tokens[name] if name in self.tokens else TOKEN_ARRAYS[name].filled(len(self.response_ids))
+
+    def with_values(self, values: TokenValues) -> "Rollout":
+        """Add arrays with values at some tokens."""
+        arrays = {name: TOKEN_ARRAYS[name].filled(len(self.response_ids)) for name, given in values.items() if given}
+        for name, array in arrays.items():
+            for place, value in values[name].items():
+                array[place] = value
+        return replace(self, tokens={**self.tokens, **arrays})
 
     @property
     def drawn_turns(self) -> int:
@@ -79,21 +90,13 @@ class Experience:
 
     rewards: float64[G], the weighted sum over reward functions; NaN (unscored) where one failed or all abstained.
     rewards_by_function: name -> float64[G], unweighted; NaN where that function gave None or failed.
-    advantages: float32[G] (one number for all tokens of a response) or G arrays float32[R]; 0 where the reward is NaN.
+    advantages: float32[G], of each response the mean over its sampled tokens; 0 where the reward is NaN.
     policy_step: the step (from 1) whose weights drew the group; below the current step for a group that was carried
         over.
     trained: bool[G], the responses that enter the loss; None means all of them.
     notes: for each response; empty where no function gives texts.
     greedy_reward: reward of the most probable response to the prompt, NaN if it has none; None when nothing needs it.
-    reference_log_probs, teacher_log_probs: G arrays float32[R] from the reference model and from a teacher, or None
-        when nothing needs them.
-    policy_log_probs: G arrays float32[R] of the policy before this step's first update, from the train graph; None when
-        nothing needs them before that update.
-    old_log_probs: G arrays float32[R] of the policy that a ratio compares with: the same, or for a group that was
-        carried over the drawing policy's; None when the first update covers the whole step, so that its own values
-        serve.
-    values, returns: G arrays float32[R], the critic's estimates before each token at the start of the step, and their
-        targets; None without a critic.
+    tokens: name -> G arrays [R], what training knows of each token besides (`token_arrays`).
     token_figures: G mappings name -> float32[R], values that the step's last update measured for each token
         (`records`); None if not requested.
     """
@@ -101,17 +104,12 @@ class Experience:
     group: RolloutGroup
     rewards: np.ndarray
     rewards_by_function: Mapping[str, np.ndarray]
-    advantages: np.ndarray | tuple[np.ndarray, ...]
+    advantages: np.ndarray
     policy_step: int
     trained: np.ndarray | None = None
     notes: tuple[Notes, ...] = ()
     greedy_reward: float | None = None
-    reference_log_probs: tuple[np.ndarray, ...] | None = None
-    teacher_log_probs: tuple[np.ndarray, ...] | None = None
-    policy_log_probs: tuple[np.ndarray, ...] | None = None
-    old_log_probs: tuple[np.ndarray, ...] | None = None
-    values: tuple[np.ndarray, ...] | None = None
-    returns: tuple[np.ndarray, ...] | None = None
+    tokens: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
     token_figures: tuple[Mapping[str, np.ndarray], ...] | None = None
 
     @property
@@ -136,14 +134,13 @@ class Experience:
             return self.sampled
         return tuple(row & left_in for row, left_in in zip(self.sampled, self.trained, strict=True))
 
-    @property
-    def token_advantages(self) -> tuple[np.ndarray, ...]:
-        """Advantage of each token: G arrays float32[R]."""
-        if isinstance(self.advantages, tuple):
-            return tuple(row.astype(np.float32, copy=False) for row in self.advantages)
-        return tuple(
-            np.full(length, value, np.float32) for length, value in zip(self.lengths, self.advantages, strict=True)
-        )
+    def rows(self, name: str) -> tuple[np.ndarray, ...]:
+        """Return an array of `token_arrays` by name, of training or generation: G arrays [R]."""
+        return self.tokens[name] if name in self.tokens else tuple(one.row(name) for one in self.group.rollouts)
+
+    def with_tokens(self, **arrays: tuple[np.ndarray, ...]) -> "Experience":
+        """Add arrays by name, in place of earlier ones."""
+        return replace(self, tokens={**self.tokens, **arrays})
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +158,7 @@ class TrainBatch:
     weights: float32[N*G, R], the factor of each token's loss before the plain sum. It carries the whole
         aggregation rule (global denominators included), is 0 where the mask is, and makes the sum over micro-batches
         and ranks the loss.
-    fields: name -> float32[N*G, R], 0 on padding: further inputs of the objective (advantages, old log-probs, ...).
+    fields: name -> [N*G, R], arrays of `token_arrays` that the objective reads, with their padding.
     by_position: name -> (int32[N, P], int32[N*G, R]), the model's inputs of each position of prompts and completions:
         positions, the place in the sequence; dropout_keys, random numbers for dropout masks, if any.
     """
@@ -190,6 +187,14 @@ class TrainBatch:
             "lengths": self.lengths,
             **flat,
         }
+
+
+def with_missing(
+    experiences: Sequence[Experience], name: str, rows: Sequence[tuple[np.ndarray, ...]]
+) -> list[Experience]:
+    """Add an array to the experiences without it."""
+    pairs = zip(experiences, rows, strict=True)
+    return [e if name in e.tokens else e.with_tokens(**{name: own}) for e, own in pairs]
 
 
 def taken(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[np.ndarray]:

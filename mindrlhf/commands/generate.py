@@ -149,7 +149,7 @@ def _response(rollout: Rollout, generator: Generator, log_probs: bool, reward: f
     if log_probs:
         response |= {
             "token_ids": rollout.response_ids.tolist(),
-            "log_probs": rollout.policy_log_probs.tolist(),
-            "behaviour_log_probs": rollout.behaviour_log_probs.tolist(),
+            "log_probs": rollout.row("policy_log_probs").tolist(),
+            "behaviour_log_probs": rollout.row("behaviour_log_probs").tolist(),
         }
     return response

@@ -11,8 +11,8 @@ from mindrlhf.data.tool_formats import ToolCall
 from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.pool import CallResult, EnvironmentPool, Key, Outcome
 from mindrlhf.errors import UserError
-from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply, TurnRewards
-from mindrlhf.types import Prompt
+from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply
+from mindrlhf.types import Prompt, TokenValues
 
 NO_IDS = np.zeros(0, np.int32)
 ENVIRONMENT = "environment"  # field of a row that names its environment, if there are several
@@ -66,7 +66,7 @@ class Conversations:
         self._ready: deque[Reply] = deque()
         self.stop_strings = template.tool_format.stop_strings
         self.statistics = ConversationCounts()
-        self.turn_rewards: list[TurnRewards] = []
+        self.tokens: list[TokenValues] = []
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         """Begin the environments; their first texts are appended to the prompts' last messages."""
@@ -113,12 +113,12 @@ class Conversations:
     def rewards(self) -> EnvironmentRewards:
         """Get the environments' rewards, and end them.
 
-        Sets `turn_rewards`, which the rewards include. An environment that fails here counts as lost.
+        Sets `tokens` to the rewards of turns, which the rewards include. An environment that fails here counts as lost.
         """
         for key, talk in self._conversations.items():
             self._pool.reward(key, talk.made)
         rewards: list[float | None] = []
-        self.turn_rewards = []
+        self.tokens = []
         for outcome in self._answered():
             talk = self._conversations[outcome.key]
             answer = outcome.answers[0] if outcome.answers else CallResult()
@@ -126,7 +126,8 @@ class Conversations:
             fails = answer.failure or (isinstance(answer.value, list) and len(turns) != len(talk.ends))
             self._count(lost=bool(fails) and not talk.lost)
             rewards.append(np.nan if fails else None if value is None else math.fsum([value, *turns]))
-            self.turn_rewards.append(() if fails else tuple(zip(talk.ends, turns, strict=False)))
+            at_ends = {} if fails else dict(zip(talk.ends, turns, strict=False))
+            self.tokens.append({"turn_rewards": at_ends} if at_ends else {})
         self._end()
         return rewards
 

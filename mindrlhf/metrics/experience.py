@@ -59,7 +59,7 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
         metrics.add_values(f"reward/{function}/mean", values, given)
         metrics.add_std(f"reward/{function}/std", values, given)
         metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
-    advantages = [row for e in experiences for row in taken(e.token_advantages, e.sampled)]
+    advantages = [row for e in experiences for row in taken(e.rows("advantages"), e.sampled)]
     metrics.add_summary("critic/advantages", np.concatenate(advantages))
     scored = [e.rewards[~np.isnan(e.rewards)] for e in experiences if len(e.rewards) > 1]
     metrics.add("group/zero_std_fraction", sum(not differ(rewards) for rewards in scored), len(scored))
@@ -70,8 +70,8 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
 def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     """Add `critic/values/*`, `critic/returns/*` and `critic/return_error/std` over tokens."""
     for e in experiences:
-        if e.values is not None and e.returns is not None:
-            values, returns = (np.concatenate(taken(rows, e.sampled)) for rows in (e.values, e.returns))
+        if e.tokens.keys() >= {"values", "returns"}:
+            values, returns = (np.concatenate(taken(e.rows(name), e.sampled)) for name in ("values", "returns"))
             metrics.add_summary("critic/values", values)
             metrics.add_summary("critic/returns", returns)
             metrics.add_std("critic/returns/std", returns)
@@ -84,8 +84,8 @@ def add_distillation(metrics: MetricSet, experiences: Sequence[Experience]) -> N
     It is estimated from the sampled tokens: the log-ratio of a token is its advantage.
     """
     for e in experiences:
-        if e.teacher_log_probs is not None:
-            metrics.add_values("distillation/reverse_kl", -np.concatenate(taken(e.token_advantages, e.sampled)))
+        if "teacher_log_probs" in e.tokens:
+            metrics.add_values("distillation/reverse_kl", -np.concatenate(taken(e.rows("advantages"), e.sampled)))
 
 
 def add_conversations(
@@ -149,8 +149,8 @@ def add_log_prob_difference(
     if not rollouts:
         return
     sampled = np.concatenate([rollout.sampled for rollout in rollouts])
-    drawn = np.concatenate([rollout.behaviour_log_probs for rollout in rollouts], dtype=np.float64)[sampled]
-    engine = np.concatenate([rollout.policy_log_probs for rollout in rollouts], dtype=np.float64)[sampled]
+    drawn = np.concatenate([one.row("behaviour_log_probs") for one in rollouts], dtype=np.float64)[sampled]
+    engine = np.concatenate([one.row("policy_log_probs") for one in rollouts], dtype=np.float64)[sampled]
     train = np.concatenate(train_log_probs, dtype=np.float64)[sampled]
     log_ratio = np.clip(train - drawn, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     metrics.add_values("rollout_corr/kl", -log_ratio)
@@ -169,6 +169,6 @@ def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_pr
     add_rewards(metrics, experiences)
     add_values(metrics, experiences)
     add_distillation(metrics, experiences)
-    both = [e for e in experiences if e.old_log_probs is not None]
+    both = [e for e in experiences if "old_log_probs" in e.tokens]
     rollouts = [rollout for e in both for rollout in e.group.rollouts]
-    add_log_prob_difference(metrics, rollouts, [train for e in both for train in e.old_log_probs])
+    add_log_prob_difference(metrics, rollouts, [train for e in both for train in e.rows("old_log_probs")])

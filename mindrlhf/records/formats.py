@@ -1,8 +1,7 @@
 """File formats of response rows: JSONL, MindRecord, and bytes in between.
 
 `records.rows` defines the rows; JSONL is for people, MindRecord for a replay.
-All formats keep every number bit for bit. Files of versions before `policy_step`, `sampled`, `occurrence`,
-`turn_rewards` and `token_figures` are read too.
+All formats keep every number bit for bit. Files of versions before the columns of `rows.ADDED` are read too.
 """
 
 import zipfile
@@ -23,7 +22,8 @@ from mindrlhf.files.naming import TEXT, step_path
 from mindrlhf.records.rows import ADDED, CARRIED, SCHEMA, Row, completed, experiences_of, text_row
 from mindrlhf.types import Experience
 
-_ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or kind["type"] == "bytes"]
+_FLAGS = {name for name, kind in SCHEMA.items() if kind["type"] == "bytes"}
+_ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or name in _FLAGS]
 _FLOATS = [name for name, kind in SCHEMA.items() if kind == {"type": "float64"}]
 _PLAIN = [name for name in SCHEMA if name not in _ARRAYS]
 
@@ -32,6 +32,7 @@ _EARLIER = {
     "texts": ("finish_reason", "rewards_by_function", "fields"),
     "whole": ("step", "prompt_id", "sample_index", "seed", CARRIED),
     "floats": ("reward", "greedy_reward"),
+    "lengths": ("prompt_ids", "response_ids", "behaviour_log_probs", "policy_log_probs"),
 }
 
 
@@ -43,18 +44,18 @@ def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
 
 def write_record(path: str | Path, rows: Iterable[Row]) -> int:
     """Write rows as a MindRecord, atomically; returns their number."""
-    stored = ({name: row[name] for name in SCHEMA} | {"sampled": row["sampled"].tobytes()} for row in rows)
+    stored = ({name: row[name].tobytes() if name in _FLAGS else row[name] for name in SCHEMA} for row in rows)
     return write_columns(path, SCHEMA, stored)
 
 
 def read_record_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the rows of a MindRecord in order. UserError as `read_columns`."""
-    missing = {*ADDED, CARRIED} - read_schema(path).keys()
+    missing = (ADDED | {CARRIED}) - read_schema(path).keys()
     columns = read_columns(path, [name for name in (*SCHEMA, CARRIED) if name not in missing])
     for name in _FLOATS:
         columns[name] = [float(value) for value in columns[name]]  # MindSpore reads 1.0 as the whole number 1
-    if "sampled" in columns:
-        columns["sampled"] = [np.frombuffer(value, np.uint8) > 0 for value in columns["sampled"]]
+    for name in _FLAGS & columns.keys():
+        columns[name] = [np.frombuffer(value, np.uint8) > 0 for value in columns[name]]
     return _rows(columns)
 
 
@@ -100,8 +101,7 @@ def _earlier_columns(archive: np.lib.npyio.NpzFile) -> dict[str, Any]:
     columns = dict(zip(_EARLIER["texts"], parse_json(archive["texts"].tobytes()), strict=True))
     for member in ("whole", "floats"):
         columns |= dict(zip(_EARLIER[member], archive[member].tolist(), strict=True))
-    arrays = [name for name in _ARRAYS if name != "sampled"]
-    return columns | {"lengths": dict(zip(arrays, archive["lengths"].tolist(), strict=True))}
+    return columns | {"lengths": dict(zip(_EARLIER["lengths"], archive["lengths"].tolist(), strict=True))}
 
 
 def _rows(columns: dict[str, list]) -> list[dict[str, Any]]:

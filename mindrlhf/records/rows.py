@@ -2,8 +2,8 @@
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
 that was carried over, `occurrence` is its prompt's, `greedy_reward` is NaN if nothing needed it; `rewards_by_function`,
-`notes` (texts of reward functions), `fields`, `turn_rewards` and `token_figures` are JSON, `sampled` is a byte for each
-token. `rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled
+`notes` (texts of reward functions), `fields` and `token_figures` are JSON. Arrays of tokens follow `token_arrays`.
+`rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled
 tokens, `response_length` their number; `reward_notes` are there if a function gave any. A conversation has `turns`
 there, too: its parts in order, [true if the policy drew it, text].
 
@@ -16,7 +16,6 @@ clipped. They mean nothing on tokens that were not sampled. Without figures, `to
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from itertools import groupby
 from typing import Any, get_args
 
@@ -25,23 +24,25 @@ import orjson
 
 from mindrlhf.data.mindrecord import token_ids
 from mindrlhf.files.json import is_number, is_whole, parse_json
-from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGroup, taken
+from mindrlhf.token_arrays import RECORDED, TokenArray
+from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGroup
 
 Row = Mapping[str, Any]
 
 _INTEGER, _FLOAT, _TEXT = {"type": "int64"}, {"type": "float64"}, {"type": "string"}
-_IDS, _NUMBERS = {"type": "int32", "shape": [-1]}, {"type": "float32", "shape": [-1]}
+_IDS = {"type": "int32", "shape": [-1]}
+_FORMS = {"bytes": {"type": "bytes"}, "json": _TEXT}
 SCHEMA = {
     **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
     "finish_reason": _TEXT,
     **dict.fromkeys(("reward", "greedy_reward"), _FLOAT),
-    **dict.fromkeys(("rewards_by_function", "notes", "fields", "turn_rewards", "token_figures"), _TEXT),
+    **dict.fromkeys(("rewards_by_function", "notes", "fields", "token_figures"), _TEXT),
     **dict.fromkeys(("prompt_ids", "response_ids"), _IDS),
-    "sampled": {"type": "bytes"},
-    **dict.fromkeys(("behaviour_log_probs", "policy_log_probs"), _NUMBERS),
+    **{one.name: _FORMS.get(one.column) or {"type": np.dtype(one.dtype).name, "shape": [-1]} for one in RECORDED},
 }
 # Columns that earlier versions did not write.
-ADDED = ("policy_step", "sampled", "occurrence", "turn_rewards", "token_figures", "notes")
+ADDED = {"policy_step", "occurrence", "token_figures", "notes"}
+ADDED |= {array.name for array in RECORDED if array.absent is not None}
 CARRIED = "kept"  # int64, before `policy_step`: 1 for a group that was carried over from an earlier step
 
 TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
@@ -73,13 +74,14 @@ def rows_of(
                 "ground_truth": prompt.fields.get("ground_truth"),
                 "prompt_length": len(prompt.token_ids),
             }
-        rows = zip(e.group.rollouts, e.rewards.tolist(), _mean_advantages(e), strict=True)
+        rows = zip(e.group.rollouts, e.rewards.tolist(), e.advantages.tolist(), strict=True)
         for index, (rollout, reward, advantage) in enumerate(rows):
             rewards = {name: float(values[index]) for name, values in e.rewards_by_function.items()}
-            row = vars(rollout) | shared | {"reward": reward, "rewards": rewards}
+            row = shared | {"reward": reward, "rewards": rewards}
+            row |= {name: getattr(rollout, name) for name in ("response_ids", "finish_reason", "seed")}
+            row |= {array.name: _stored(array, rollout) for array in RECORDED}
             row["sample_index"] = int(rollout.sample_index)
             row["rewards_by_function"] = orjson.dumps(rewards).decode()  # NaN: null
-            row["turn_rewards"] = orjson.dumps(rollout.turn_rewards).decode()
             notes = e.notes[index] if e.notes else {}
             row["notes"] = orjson.dumps(notes).decode()
             figures = e.token_figures[index] if e.token_figures else {}
@@ -95,6 +97,15 @@ def rows_of(
                 row["advantage"] = advantage
                 row["response_length"] = int(np.count_nonzero(rollout.sampled))
             yield row
+
+
+def _stored(array: TokenArray, rollout: Rollout) -> np.ndarray | str:
+    """Return a response's array [R], or the JSON of its values."""
+    values = rollout.row(array.name)
+    if array.column != "json":
+        return values
+    places = np.flatnonzero(~np.isnan(values))
+    return orjson.dumps(list(zip(places.tolist(), values[places].tolist(), strict=True))).decode()
 
 
 def turns_of(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> list[tuple[bool, str]]:
@@ -125,12 +136,6 @@ def token_texts(ids: np.ndarray, decode: Callable[[np.ndarray], str]) -> list[st
     return texts
 
 
-def _mean_advantages(e: Experience) -> list[float]:
-    if not isinstance(e.advantages, tuple):
-        return e.advantages.tolist()
-    return [float(row.mean()) if row.size else 0.0 for row in taken(e.advantages, e.sampled)]
-
-
 def text_row(row: Row) -> dict[str, Any]:
     """Select the keys that people read."""
     return {name: row[name] for name in (*TEXT_KEYS, *(key for key in FURTHER_TEXT_KEYS if key in row))}
@@ -140,10 +145,11 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
     """Complete a stored row of any version to all columns of SCHEMA."""
     row.setdefault("policy_step", row["step"] - row.pop(CARRIED, 0))
     row.setdefault("occurrence", 0)
-    row.setdefault("turn_rewards", "[]")
     row.setdefault("token_figures", "{}")
     row.setdefault("notes", "{}")
-    row.setdefault("sampled", np.ones(len(row["response_ids"]), bool))
+    for array in RECORDED:
+        if array.name not in row:
+            row[array.name] = "[]" if array.column == "json" else array.filled(len(row["response_ids"]))
     return {name: row[name] for name in SCHEMA}
 
 
@@ -179,11 +185,8 @@ def _check(row: Row) -> None:
     response = token_ids(row["response_ids"])
     if not (len(response) and len(token_ids(row["prompt_ids"]))):
         raise ValueError("a prompt or response is empty")
-    if row["sampled"].shape != response.shape:
-        raise ValueError(f"sampled has {row['sampled'].size} values for {len(response)} tokens")
-    for name in ("behaviour_log_probs", "policy_log_probs"):
-        if row[name].shape != response.shape or not np.isfinite(row[name][row["sampled"]]).all():
-            raise ValueError(f"{name} are not {len(response)} finite numbers, one for each token")
+    for array in RECORDED:
+        _check_array(array.name, row[array.name], len(response), row["sampled"])
     if row["finish_reason"] not in get_args(FinishReason):
         raise ValueError(f"finish_reason is {row['finish_reason']!r:.40}")
     if row["policy_step"] > row["step"]:
@@ -197,18 +200,25 @@ def _check(row: Row) -> None:
     for texts in parse_json(row["notes"]).values():
         if not all(isinstance(text, str) for text in texts.values()):
             raise ValueError("a reward function's note is not text")
-    for place, reward in parse_json(row["turn_rewards"]):
-        if not (is_whole(place) and 0 <= place < len(response) and row["sampled"][place] and _is_finite(reward)):
-            raise ValueError(f"a turn's reward is {reward!r:.40} at {place!r:.40}")
 
 
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
+def _check_array(name: str, values: np.ndarray | str, length: int, sampled: np.ndarray) -> None:
+    if isinstance(values, str):
+        for place, value in parse_json(values):
+            known = is_whole(place) and 0 <= place < length and sampled[place]
+            if not (known and is_number(value) and math.isfinite(value)):
+                raise ValueError(f"{name} is {value!r:.40} at {place!r:.40}")
+    elif values.shape != (length,):
+        raise ValueError(f"{name} has {values.size} values for {length} tokens")
+    elif not np.isfinite(values[sampled]).all():
+        raise ValueError(f"{name} are not {length} finite numbers, one for each token")
 
 
 def _rollout(row: Row) -> Rollout:
-    turns = tuple((place, float(reward)) for place, reward in parse_json(row["turn_rewards"]))
-    return Rollout(**{field.name: row[field.name] for field in fields(Rollout)} | {"turn_rewards": turns})
+    arrays = {array.name: row[array.name] for array in RECORDED if array.column != "json"}
+    values = {array.name: dict(parse_json(row[array.name])) for array in RECORDED if array.column == "json"}
+    names = ("prompt_id", "sample_index", "response_ids", "finish_reason", "seed")
+    return Rollout(**{name: row[name] for name in names}, tokens=arrays).with_values(values)
 
 
 def _experience(rows: list[Row]) -> Experience:

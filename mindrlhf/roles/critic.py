@@ -45,8 +45,7 @@ class Critic(ModelPart):
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[int], None]) -> Update:
         """Make one optimizer update from a mini-batch with values and returns."""
-        values, returns = ([getattr(e, name) for e in experiences] for name in ("values", "returns"))
-        return self._updates.update(experiences, rate, progress, old_values=values, returns=returns)
+        return self._updates.update(experiences, rate, progress)
 
 
 def _reader(job: Job, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:

@@ -12,7 +12,7 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.metrics.progress import Advance
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.training.batch import Rows, SequenceGroup
-from mindrlhf.training.objective import CURRENT_POLICY, Objective, policy_objective
+from mindrlhf.training.objective import Objective, policy_objective
 from mindrlhf.training.updater import Update, Updater
 from mindrlhf.types import Experience, put_back, taken
 
@@ -29,9 +29,10 @@ class Updates:
         self._what, self._updater, self._data_parallel = what, updater, data_parallel
         self._aggregation, self._limit = aggregation, limit
 
-    def update(self, experiences: Sequence[Experience], rate: float, progress: Advance, **fields: Rows) -> Update:
-        """Make one update from experiences, see `update_groups`."""
+    def update(self, experiences: Sequence[Experience], rate: float, progress: Advance) -> Update:
+        """Make one update from experiences with the arrays that the objective reads, see `update_groups`."""
         masks = [e.trained_tokens for e in experiences]
+        fields = {name: [e.rows(name) for e in experiences] for name in self._updater.objective.fields}
         return self.update_groups([sequences(e) for e in experiences], masks, rate, progress, **fields)
 
     def update_groups(
@@ -67,19 +68,16 @@ class PolicyUpdates(Updates):
 
         kl_coefficient: None without a KL term.
         """
-        fields = {
-            "advantages": [e.token_advantages for e in experiences],
-            "old_log_probs": [e.old_log_probs or [np.full(n, CURRENT_POLICY) for n in e.lengths] for e in experiences],
-            "reference_log_probs": [e.reference_log_probs for e in experiences],
-            "rollout_log_probs": [[r.behaviour_log_probs for r in e.group.rollouts] for e in experiences],
-        }
         if kl_coefficient is not None:
             coefficient = np.float32(kl_coefficient)
-            fields["kl_coefficients"] = [[np.full(n, coefficient) for n in e.lengths] for e in experiences]
+            experiences = [
+                e.with_tokens(kl_coefficients=tuple(np.full(n, coefficient) for n in e.lengths)) for e in experiences
+            ]
         if self._loss.select:
-            fields["selected"] = self._selected(experiences)
+            chosen = zip(experiences, self._selected(experiences), strict=True)
+            experiences = [e.with_tokens(selected=rows) for e, rows in chosen]
         self._count += 1
-        return self.update(experiences, rate, progress, **fields)
+        return self.update(experiences, rate, progress)
 
     def state_dict(self) -> dict[str, int]:
         """Return the number that keys random choices of a loss, for a resumed run."""
@@ -95,7 +93,7 @@ class PolicyUpdates(Updates):
             pair
             for e in experiences
             for pair in zip(
-                taken(policy_log_probs(e), e.trained_tokens), taken(e.token_advantages, e.trained_tokens), strict=True
+                taken(policy_log_probs(e), e.trained_tokens), taken(e.rows("advantages"), e.trained_tokens), strict=True
             )
         ]
         parts = self._data_parallel.gather(rows)
@@ -105,7 +103,7 @@ class PolicyUpdates(Updates):
         start = sum(len(part) for part in parts[: self._data_parallel.rank])
         masks = [mask for e in experiences for mask in e.trained_tokens]
         mine = iter(put_back(chosen[start : start + len(rows)], masks))
-        return [[next(mine) for _ in e.group.rollouts] for e in experiences]
+        return [tuple(next(mine) for _ in e.group.rollouts) for e in experiences]
 
 
 def loss_weights(masks: Rows, aggregation: str, limit: int, data_parallel: DataParallel) -> tuple[Rows, int]:
@@ -132,8 +130,8 @@ def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
 
     The engine's serve where its products are those of training, but for the last digits.
     """
-    scored = experience.policy_log_probs or experience.old_log_probs
-    return scored or tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)
+    best = ("scored_log_probs", "old_log_probs", "policy_log_probs")
+    return experience.rows(next((name for name in best if name in experience.tokens), best[-1]))
 
 
 def open_objective(config: GRPOSettings, loss: PolicyLoss, dropout: float = 0.0) -> Objective:

@@ -211,16 +211,19 @@ class _Run:
 
     def groups(self) -> list[RolloutGroup]:
         """Return the prompts with their responses."""
+        arrays = {
+            "sampled": self.exchange.context < 0,
+            "behaviour_log_probs": self.behaviour,
+            "policy_log_probs": self.policy,
+        }
         rollouts = [
             Rollout(
                 prompt_id=self.prompts[group].id,
                 sample_index=row % self.generations,
                 response_ids=self.tokens[row, :length].copy(),
-                sampled=self.exchange.context[row, :length] < 0,
-                behaviour_log_probs=self.behaviour[row, :length].copy(),
-                policy_log_probs=self.policy[row, :length].copy(),
                 finish_reason=self.reason[row],
                 seed=self.engine.seed,
+                tokens={name: array[row, :length].copy() for name, array in arrays.items()},
             )
             for row, (group, length) in enumerate(zip(self.group, self.length, strict=True))
         ]

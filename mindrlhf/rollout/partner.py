@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mindrlhf.types import Prompt
+from mindrlhf.types import Prompt, TokenValues
 
-TurnRewards = tuple[tuple[int, float], ...]
 EnvironmentRewards = Sequence[float | None]
 """Reward of each row's environment; None if it gives none, NaN if it failed to give it; empty without environments."""
 Listener = Callable[[int, Sequence[int]], bool]
@@ -40,13 +39,13 @@ class Partner(Protocol):
 
     Rows are prompt-major: row = prompt's index * G + sample's index. stop_strings: texts that end a turn, like stop
     tokens and the sampling's own stop strings. statistics: of the last call, with the arguments of
-    `metrics.experience.add_conversations` as attributes. turn_rewards: by row, `Rollout.turn_rewards` of the
-    conversations that `rewards` ended last.
+    `metrics.experience.add_conversations` as attributes. tokens: by row, values at tokens of the conversations
+    that `rewards` ended last; empty without any.
     """
 
     stop_strings: tuple[str, ...]
     statistics: Any
-    turn_rewards: Sequence[TurnRewards]
+    tokens: Sequence[TokenValues]
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         """Begin the conversations; returns prompts and the context after them.
@@ -98,8 +97,8 @@ class SharedPartner:
         return self._partner and self._partner.statistics
 
     @property
-    def turn_rewards(self) -> Sequence[TurnRewards]:
-        return self._partner.turn_rewards if self._partner else ()
+    def tokens(self) -> Sequence[TokenValues]:
+        return self._partner.tokens if self._partner else ()
 
 
 class Exchange:

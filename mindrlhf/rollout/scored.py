@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.partner import EnvironmentRewards, Partner, TurnRewards
+from mindrlhf.rollout.partner import EnvironmentRewards, Partner
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses, slot_count
-from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+from mindrlhf.types import Experience, Prompt, RolloutGroup, TokenValues
 
 
 class Rollouts:
@@ -68,7 +68,7 @@ class Rollouts:
 
             groups = engine.generate(prompts, samples, step, drawn, self._partner)
             own = self._partner.rewards() if self._partner else ()
-            groups = with_turn_rewards(groups, self._partner.turn_rewards if self._partner else ())
+            groups = with_tokens(groups, self._partner.tokens if self._partner else ())
         run.report.add_generation(engine.statistics)
         run.report.add_conversations(self._partner and self._partner.statistics, groups)
         return groups, own
@@ -102,19 +102,15 @@ class Rollouts:
         ]
 
 
-def with_turn_rewards(groups: list[RolloutGroup], rewards: Sequence[TurnRewards]) -> list[RolloutGroup]:
-    """Add rewards of turns to rollouts, in order, if there are any."""
-    if not any(rewards):
+def with_tokens(groups: list[RolloutGroup], values: Sequence[TokenValues]) -> list[RolloutGroup]:
+    """Add a partner's values at tokens to rollouts, in order, if there are any."""
+    if not any(values):
         return groups
-    ends = np.cumsum([0] + [len(group.rollouts) for group in groups])
+    rows = iter(values)
     return [
-        replace(group, rollouts=tuple(map(_with, group.rollouts, rewards[begin:end])))
-        for group, (begin, end) in zip(groups, pairwise(ends), strict=True)
+        replace(group, rollouts=tuple(rollout.with_values(next(rows)) for rollout in group.rollouts))
+        for group in groups
     ]
-
-
-def _with(rollout: Rollout, rewards: TurnRewards) -> Rollout:
-    return replace(rollout, turn_rewards=rewards)
 
 
 def reward_samples(

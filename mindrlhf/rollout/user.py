@@ -45,7 +45,7 @@ class User:
     """
 
     stop_strings: tuple[str, ...] = ()
-    turn_rewards = ()
+    tokens = ()
     statistics = None
 
     def __init__(

@@ -129,7 +129,7 @@ class StepReport(Report):
             self._add_update(metrics, update, "actor", "actor/loss")
         for update in result.critic_updates:
             self._add_update(metrics, update, "critic", "critic/vf_loss")
-        if any(e.old_log_probs is None for e in experiences):  # otherwise `add_experience` has added them
+        if any("old_log_probs" not in e.tokens for e in experiences):  # otherwise `add_experience` has added them
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
         add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
@@ -155,7 +155,7 @@ class StepReport(Report):
         """Compute `algorithms.mismatch` of rollout and trained distribution over all ranks."""
         pairs = first_scored(experiences, updates)
         sampled = [rollout.sampled for rollout, _ in pairs]
-        drawn = taken([rollout.behaviour_log_probs for rollout, _ in pairs], sampled)
+        drawn = taken([rollout.row("behaviour_log_probs") for rollout, _ in pairs], sampled)
         sums = mismatch_sums(taken([row for _, row in pairs], sampled), drawn)
         figures = mismatch_figures(sum(self._gather(sums)))
         return {f"rollout_corr/{name}": value for name, value in figures.items()}
@@ -170,13 +170,11 @@ class StepReport(Report):
                 metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
 
     def _record_responses(self, step: int, result: StepResult) -> None:
-        """Record all ranks' responses, without the large arrays computed from them."""
+        """Record all ranks' responses, without the arrays that a replay makes again."""
         parts = self._job.config.algorithm.updates_per_iteration
         most = self._job.config.trainer.token_figures
-        scores = ("reference_log_probs", "teacher_log_probs", "policy_log_probs", "old_log_probs", "values", "returns")
-        computed = dict.fromkeys(scores)
         described = with_token_figures(result.experiences, result.updates, parts, most)
-        gathered = self._gather([replace(experience, **computed) for experience in described])
+        gathered = self._gather([replace(experience, tokens={}) for experience in described])
         if self._responses:
             self._responses.add(step, of_widest([experience for part in gathered for experience in part], most))
 
@@ -200,7 +198,7 @@ def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -
     """
     if not experiences:
         return []
-    scored = [e.old_log_probs for e in experiences]
+    scored = [e.tokens.get("old_log_probs") for e in experiences]
     if any(rows is None for rows in scored):
         scored = updates[0].outputs if updates else []
     of = experiences[:: len(experiences) // len(scored)] if scored else []

@@ -44,7 +44,7 @@ def of_widest(experiences: Sequence[Experience], most: int) -> list[Experience]:
 
 def _figures(e: Experience, update: Update | None, place: int) -> tuple[Mapping[str, np.ndarray], ...]:
     """Compute one group's figures; place: index of the group in its update."""
-    figures = {"advantage": e.token_advantages}
+    figures = {"advantage": e.rows("advantages")}
     if update:
         metrics = {name: groups[place] for name, groups in update.metrics.items()}
         sampled = {"entropy": metrics["entropy"]}

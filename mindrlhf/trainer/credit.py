@@ -28,7 +28,7 @@ class Credit:
         self.kl = KLTerm(config.algorithm, data_parallel) if config.algorithm.beta > 0 else None
 
     def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
-        """Add advantages, and the critic's targets if there is one, to `own`.
+        """Add advantages, and the critic's returns if there is one, to `own`.
 
         everything: the step's experiences of all ranks, in order. own: this rank's experiences, with log-probs.
         """
@@ -37,14 +37,7 @@ class Credit:
         advantages = compute_advantages(algorithm.advantage, batch, **options)
         returns = gae_with_returns(batch, **options)[1] if algorithm.uses_critic else [None] * len(everything)
         pairs = self._data_parallel.share(list(zip(advantages, returns, strict=True)))
-        return [
-            replace(
-                e,
-                advantages=put_back(given, e.sampled) if isinstance(given, list) else given,
-                returns=targets and put_back(targets, e.sampled),
-            )
-            for e, (given, targets) in zip(own, pairs, strict=True)
-        ]
+        return [_with_credit(e, *pair) for e, pair in zip(own, pairs, strict=True)]
 
     def _batch(self, everything: Sequence[Experience], own: Sequence[Experience]) -> RewardBatch:
         config, token_rewards, values, ratios = self._config, None, None, None
@@ -52,7 +45,7 @@ class Credit:
             penalties = [[-self.kl.coefficient * row for row in rows] for rows in self.kl.values(own)]
             token_rewards = self._gathered(penalties)
         if config.algorithm.uses_critic:
-            values = self._gathered([taken(e.values, e.sampled) for e in own])
+            values = self._gathered([taken(e.rows("values"), e.sampled) for e in own])
         if config.algorithm.method.uses_teacher:
             ratios = self._gathered([teacher_log_ratios(e) for e in own])
         # Groups that only fill a step must not change any statistic.
@@ -75,24 +68,33 @@ class Credit:
         return [rows for part in self._data_parallel.gather(own) for rows in part]
 
 
+def _with_credit(e: Experience, given: np.ndarray | list[np.ndarray], returns: list[np.ndarray] | None) -> Experience:
+    """Add a group's advantages and returns.
+
+    given: float32[G], or as returns G arrays of the sampled tokens.
+    """
+    if isinstance(given, list):
+        rows = put_back(given, e.sampled)
+        given = np.array([row.mean() if row.size else 0.0 for row in given], np.float32)
+    else:
+        rows = tuple(np.full(length, value, np.float32) for length, value in zip(e.lengths, given, strict=True))
+    arrays = {"advantages": rows}
+    if returns:
+        arrays["returns"] = put_back(returns, e.sampled)
+    return replace(e.with_tokens(**arrays), advantages=given)
+
+
 def teacher_log_ratios(experience: Experience) -> list[np.ndarray]:
     """Subtract the policy's log-probs of sampled tokens from the teacher's: G arrays float64."""
-    pairs = zip(experience.teacher_log_probs, policy_log_probs(experience), strict=True)
+    pairs = zip(experience.rows("teacher_log_probs"), policy_log_probs(experience), strict=True)
     return taken([theirs.astype(np.float64) - ours for theirs, ours in pairs], experience.sampled)
 
 
 def _turn_rewards(experiences: Sequence[Experience], weight: float) -> list[list[np.ndarray]] | None:
     """Place weighted rewards of turns: G arrays float64[sampled tokens] per group; None without any."""
-    if not weight or not any(rollout.turn_rewards for e in experiences for rollout in e.group.rollouts):
+    if not weight or not any("turn_rewards" in rollout.tokens for e in experiences for rollout in e.group.rollouts):
         return None
-    groups = []
-    for e in experiences:
-        rows = [np.zeros(length) for length in e.lengths]
-        for row, rollout in zip(rows, e.group.rollouts, strict=True):
-            for place, reward in rollout.turn_rewards:
-                row[place] += weight * reward
-        groups.append(taken(rows, e.sampled))
-    return groups
+    return [[np.nan_to_num(weight * row) for row in taken(e.rows("turn_rewards"), e.sampled)] for e in experiences]
 
 
 class KLTerm:
@@ -120,7 +122,7 @@ class KLTerm:
         policy = [row for e in experiences for row in taken(policy_log_probs(e), e.sampled)]
         if not policy:
             return []
-        reference = [row for e in experiences for row in taken(e.reference_log_probs, e.sampled)]
+        reference = [row for e in experiences for row in taken(e.rows("reference_log_probs"), e.sampled)]
         flat, other = (np.concatenate(rows).astype(np.float32)[None] for rows in (policy, reference))
         values = self._estimate(Tensor(flat), Tensor(other), Tensor(np.ones_like(flat))).asnumpy()[0]
         rows = iter(np.split(values, np.cumsum([len(row) for row in policy])[:-1]))

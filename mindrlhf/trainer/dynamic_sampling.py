@@ -125,9 +125,4 @@ def mark_trained(experiences: list[Experience], config: GRPOSettings) -> list[Ex
 
 def with_drawing_policy(experiences: list[Experience], step: int) -> list[Experience]:
     """Set old log-probs of groups from earlier steps: their drawing policy's."""
-    return [
-        replace(e, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
-        if e.policy_step < step
-        else e
-        for e in experiences
-    ]
+    return [e.with_tokens(old_log_probs=e.rows("policy_log_probs")) if e.policy_step < step else e for e in experiences]

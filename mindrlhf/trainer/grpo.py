@@ -5,7 +5,7 @@ Algorithms of the family differ in these parts: the groups of a step (`source`),
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mindrlhf.configs.grpo import GRPOSettings, OptimizerSettings
 from mindrlhf.evaluation.validation import Validation
@@ -22,7 +22,7 @@ from mindrlhf.trainer.dynamic_sampling import mark_trained, with_drawing_policy
 from mindrlhf.trainer.sources import Source
 from mindrlhf.training.optimizer import learning_rate
 from mindrlhf.training.updater import Update
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, with_missing
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,10 @@ class GRPOLoop:
         for part in self.parts.scoring():
             scoring = part.role.scoring
             with self.run.timers(scoring.phase):
-                rows, field = part.scorer(groups), scoring.field
-            experiences = [
-                replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
-            ]
+                rows = part.scorer(groups)
+            experiences = with_missing(experiences, scoring.array, rows)
         if self.parts.policy.scores_old:
-            experiences = [replace(e, old_log_probs=e.old_log_probs or e.policy_log_probs) for e in experiences]
+            experiences = with_missing(experiences, "old_log_probs", [e.rows("scored_log_probs") for e in experiences])
         return experiences
 
     def update_critic(self, experiences: list[Experience], step: int) -> list[Update]:
@@ -104,8 +102,7 @@ class GRPOLoop:
 
         def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
             if seen and not policy.scores_old:
-                old = zip(part, seen[0].outputs, strict=True)
-                part = [replace(e, old_log_probs=e.old_log_probs or rows) for e, rows in old]
+                part = with_missing(part, "old_log_probs", seen[0].outputs)
             seen.append(policy.update(part, rate, advance, kl.coefficient if kl else None))
             return seen[-1]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from mindrlhf.random_numbers import random_keys
 from mindrlhf.shapes import padded_prefix, round_up
+from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.types import TrainBatch, taken
 
 Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
@@ -106,9 +107,10 @@ def _cut(sizes: Sequence[tuple[int, int]], samples: int, max_tokens: int, least:
     return cuts
 
 
-def spread(batch: MicroBatch, rows: Rows) -> np.ndarray:
-    """Pad per-group, per-sample float rows [R] to float32[N*G, R]; 0 on padding."""
-    out = np.zeros((batch.count * batch.samples, batch.response_size), np.float32)
+def spread(batch: MicroBatch, name: str, rows: Rows) -> np.ndarray:
+    """Pad per-group, per-sample rows [R] of an array in `token_arrays` to [N*G, R]."""
+    array = TOKEN_ARRAYS[name]
+    out = np.full((batch.count * batch.samples, batch.response_size), array.padding, array.dtype)
     for n, index in enumerate(batch.groups):
         for g, row in enumerate(rows[index]):
             out[n * batch.samples + g, : len(row)] = row
@@ -140,8 +142,8 @@ def pad(
 ) -> TrainBatch:
     """Build the arrays of one micro-batch.
 
-    weights, fields: per group, per sample, float[R]; weights are 0 for left-out tokens. draw: numbers that key the
-    update's random masks; None without masks.
+    weights, fields: per group, per sample, [R]; weights are 0 for left-out tokens, fields are in `token_arrays`. draw:
+    numbers that key the update's random masks; None without masks.
     """
     rows = batch.count * batch.samples
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
@@ -168,8 +170,8 @@ def pad(
         targets=targets,
         lengths=lengths,
         mask=mask,
-        weights=np.zeros_like(mask) if weights is None else spread(batch, weights),
-        fields={name: spread(batch, rows) for name, rows in (fields or {}).items()},
+        weights=np.zeros_like(mask) if weights is None else spread(batch, "weights", weights),
+        fields={name: spread(batch, name, rows) for name, rows in (fields or {}).items()},
         by_position=by_position,
     )
 

@@ -11,15 +11,14 @@ from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.log_ratio import masked_log_ratio, row_mean
 from mindrlhf.algorithms.losses import Level, PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
-
-CURRENT_POLICY = 1.0  # in `old_log_probs`, far above any log-prob: use the policy that is updated
+from mindrlhf.token_arrays import CURRENT_POLICY, TOKEN_ARRAYS
 
 
 @dataclass(frozen=True)
 class Objective:
     """Loss as a sum over tokens of `weights * losses`, for `training.graphs.Loss`.
 
-    fields: names of further inputs float32[B, R] after outputs and mask.
+    fields: names in `token_arrays` of further inputs [B, R] after outputs and mask.
     losses: (outputs, mask, *fields in their order) -> (losses [B, R], {metric name: values [B, R]}); outputs is the
         tuple that the head gives.
     """
@@ -31,7 +30,8 @@ class Objective:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics, in the order of `losses`, found by running one token."""
         one = Tensor(np.ones((1, 1), np.float32))
-        return tuple(self.losses((one, one), one, *(one for _ in self.fields))[1])
+        fields = (Tensor(np.ones((1, 1), TOKEN_ARRAYS[name].dtype)) for name in self.fields)
+        return tuple(self.losses((one, one), one, *fields)[1])
 
 
 def policy_objective(
@@ -61,7 +61,7 @@ def policy_objective(
         "advantages": True,
         "old_log_probs": not on_policy,
         "selected": loss.select is not None,
-        "rollout_log_probs": correction is not None,
+        "behaviour_log_probs": correction is not None,
         "reference_log_probs": kl is not None,
         "kl_coefficients": kl is not None and beta is None,
     }
@@ -114,7 +114,7 @@ def value_objective(value_clip: float | None) -> Objective:
     def losses(outputs, mask, old_values, returns):
         return clipped_value_loss(outputs[0], old_values, returns, mask, value_clip=value_clip)
 
-    return Objective(("old_values", "returns"), losses)
+    return Objective(("values", "returns"), losses)
 
 
 def _negative_log_likelihood(outputs, mask):

@@ -62,7 +62,7 @@ class Updater:
     ):
         self.optimizer, self._settings, self._reduce = optimizer, settings, reduce_gradients
         self._least_micro_batches = least_micro_batches
-        self._fields, self._seed, self._drops = objective.fields, seed, head.decoder.drops
+        self.objective, self._seed, self._drops = objective, seed, head.decoder.drops
         self._gradients = Gradients(head, objective, optimizer, axis)
         self._parts = Timers(compile_seconds)
 
@@ -82,7 +82,7 @@ class Updater:
         that only metrics are computed and nothing changes. fields: the objective's fields; others are ignored.
         progress: called after each micro-batch with its number of sampled tokens.
         """
-        fields = {name: fields[name] for name in self._fields}
+        fields = {name: fields[name] for name in self.objective.fields}
         settings = self._settings
         micros = cut(groups, settings.max_tokens_per_micro_batch, settings.length_bucket, self._least_micro_batches)
         draw = (self._seed, self.optimizer.updates) if self._drops else None

@@ -107,7 +107,7 @@ def test_a_training_step_s_responses_come_out_again(task, model, tmp_path):
         response = by_id[rollout.prompt_id][rollout.sample_index]
         assert response["token_ids"] == rollout.response_ids.tolist()
         assert response["finish_reason"] == rollout.finish_reason
-        np.testing.assert_allclose(response["log_probs"], rollout.policy_log_probs, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(response["log_probs"], rollout.row("policy_log_probs"), rtol=0, atol=2e-5)
 
 
 ENVIRONMENT = """

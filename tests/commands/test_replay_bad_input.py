@@ -18,7 +18,8 @@ def record(tmp_path):
         experiences = []
         for prompt_id in range(2):
             prompt = Prompt(prompt_id, np.array([5, 6], np.int32), {"task": "arithmetic"})
-            rollouts = tuple(Rollout(prompt_id, i, ids, numbers == 0, numbers, numbers, "length", 0) for i in range(2))
+            tokens = {"sampled": numbers == 0, "behaviour_log_probs": numbers, "policy_log_probs": numbers}
+            rollouts = tuple(Rollout(prompt_id, i, ids, "length", 0, tokens) for i in range(2))
             rewards = np.array([0, 1], np.float32)
             experiences.append(Experience(RolloutGroup(prompt, rollouts), rewards, {"gsm8k": rewards}, np.zeros(2), 1))
         path = tmp_path / "recorded.mindrecord"

@@ -313,7 +313,7 @@ def test_rewards_of_turns(hostile, template, tokenizer):
         partner.submit = lambda row, turn, length: (ends.append(length - 1), submit(row, turn, length))
         _, sequences = talk(partner, template, tokenizer, prompts({}), 1, lambda row, texts: script[len(texts) - 1])
         assert partner.rewards() == [10 + 0.75]
-    assert partner.turn_rewards == [tuple(zip(ends, [0.5, 0.25, 0.0, 0.0], strict=True))]
+    assert partner.tokens == [{"turn_rewards": dict(zip(ends, [0.5, 0.25, 0.0, 0.0], strict=True))}]
     assert [sequences[0][end] for end in ends] == [template.end_id] * 4
     assert partner.statistics.lost == 0
 
@@ -323,10 +323,10 @@ def test_a_game_with_nothing_but_rewards_of_turns(hostile, template, tokenizer):
         partner = partner_of(pool, template, tokenizer)
         talk(partner, template, tokenizer, prompts({}), 1, lambda row, texts: "bye" if len(texts) > 2 else "hello")
         assert partner.rewards() == [13]
-        assert [reward for _, reward in partner.turn_rewards[0]] == [5, 5, 3]
+        assert list(partner.tokens[0]["turn_rewards"].values()) == [5, 5, 3]
         partner.begin(prompts({}), 1, 1)
         assert partner.rewards() == [0]  # cut off in its first turn
-        assert partner.turn_rewards == [()]
+        assert partner.tokens == [{}]
 
 
 def test_wrong_rewards_of_turns_cost_the_reward(hostile, template, tokenizer):
@@ -340,6 +340,6 @@ def test_wrong_rewards_of_turns_cost_the_reward(hostile, template, tokenizer):
         partner = partner_of(pool, template, tokenizer)
         talk(partner, template, tokenizer, prompts({}), len(numbers), policy)
         np.testing.assert_array_equal(partner.rewards(), np.float32([np.nan] * 6 + [3.25]))
-        assert partner.turn_rewards[:-1] == [()] * 6
-        assert [reward for _, reward in partner.turn_rewards[-1]] == [0.25, 0.0]
+        assert partner.tokens[:-1] == [{}] * 6
+        assert list(partner.tokens[-1]["turn_rewards"].values()) == [0.25, 0.0]
     assert partner.statistics.lost == 6

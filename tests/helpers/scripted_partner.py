@@ -52,7 +52,7 @@ class ScriptedPartner:
         now, self._ready = self._ready[:count], self._ready[count:]
         return now
 
-    turn_rewards = ()
+    tokens = ()
 
     def rewards(self):
         """The number of turns."""

@@ -4,16 +4,16 @@ import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
+from responses import LOG_PROBS, with_advantages
 
+from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.trainer.credit import Credit
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
-LOG_PROBS = ("behaviour_log_probs", "policy_log_probs")
-
 
 def experience(prompt_id: int, rewards, lengths=None, finishes=None, policy_step: int = 1, **fields) -> Experience:
-    """A scored group, all tokens sampled; log-probs are drawn from the prompt's id. fields: of `Experience`;
-    `functions` are its rewards by function.
+    """A scored group, all tokens sampled; log-probs are drawn from the prompt's id. fields: of `Experience` or of its
+    tokens; `functions` are its rewards by function, `advantages` a number for each response.
     """
     rng = np.random.default_rng([prompt_id, 17])
     rewards = np.array(rewards, np.float64)
@@ -24,19 +24,26 @@ def experience(prompt_id: int, rewards, lengths=None, finishes=None, policy_step
             prompt_id=prompt_id,
             sample_index=index,
             response_ids=rng.integers(0, 50, length).astype(np.int32),
-            sampled=np.ones(length, bool),
-            behaviour_log_probs=-rng.exponential(size=length).astype(np.float32),
-            policy_log_probs=-rng.exponential(size=length).astype(np.float32),
             finish_reason=finish,
             seed=0,
+            tokens={
+                "sampled": np.ones(length, bool),
+                **{name: -rng.exponential(size=length).astype(np.float32) for name in LOG_PROBS},
+            },
         )
         for index, (length, finish) in enumerate(zip(lengths, finishes, strict=True))
     )
     functions = {name: np.array(values, np.float64) for name, values in fields.pop("functions", {}).items()}
     group = RolloutGroup(Prompt(prompt_id, np.arange(4, dtype=np.int32)), rollouts)
-    return Experience(
-        group, rewards, functions or {"gsm8k": rewards}, np.zeros(len(rewards), np.float32), policy_step, **fields
-    )
+    tokens = {name: fields.pop(name) for name in list(fields) if name in TOKEN_ARRAYS}
+    numbers, functions = np.zeros(len(rewards), np.float32), functions or {"gsm8k": rewards}
+    one = Experience(group, rewards, functions, numbers, policy_step, tokens=tokens, **fields)
+    return with_advantages(one, numbers)
+
+
+def without(one: Experience, *names: str) -> Experience:
+    """An experience without arrays of its tokens."""
+    return replace(one, tokens={name: rows for name, rows in one.tokens.items() if name not in names})
 
 
 def with_context(one: Experience, seed: int = 0) -> Experience:
@@ -50,18 +57,14 @@ def with_context(one: Experience, seed: int = 0) -> Experience:
             whole[mask] = row
         return out
 
-    rollouts = one.group.rollouts
-    parts = {"response_ids": among([rollout.response_ids for rollout in rollouts], rest=7), "sampled": masks}
-    parts |= {name: among([getattr(rollout, name) for rollout in rollouts]) for name in LOG_PROBS}
+    ids = among([rollout.response_ids for rollout in one.group.rollouts], rest=7)
+    arrays = {"sampled": masks, **{name: among(one.rows(name)) for name in LOG_PROBS}}
     changed = tuple(
-        replace(rollout, **{name: rows[index] for name, rows in parts.items()})
-        for index, rollout in enumerate(rollouts)
+        replace(rollout, response_ids=ids[index], tokens={name: rows[index] for name, rows in arrays.items()})
+        for index, rollout in enumerate(one.group.rollouts)
     )
-    names = ("reference_log_probs", "old_log_probs", "values", "returns")
-    fields = {name: getattr(one, name) and among(getattr(one, name)) for name in names}
-    if isinstance(one.advantages, tuple):
-        fields["advantages"] = among(one.advantages)
-    return replace(one, group=replace(one.group, rollouts=changed), **fields)
+    tokens = {name: among(rows) for name, rows in one.tokens.items()}
+    return replace(one, group=replace(one.group, rollouts=changed), tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,8 @@ def on_ranks(size: int, work) -> list:
     return results
 
 
-def rows_of(experiences, field):
-    return [row for one in experiences for row in getattr(one, field)]
+def rows_of(experiences, field: str):
+    return [row for one in experiences for row in one.rows(field)]
 
 
 def assert_same_rows(got, expected, tolerance=0.0):
@@ -137,7 +140,7 @@ def advantages(step, settings, size):
     """The step with advantages, computed by `size` ranks of which each knows the log-probs of its own share only."""
 
     def work(rank: Rank):
-        bare = [replace(one, values=None, reference_log_probs=None, old_log_probs=None) for one in step]
+        bare = [replace(one, tokens={}) for one in step]
         return Credit(settings, rank)(bare, rank.share(step))
 
     return [one for part in on_ranks(size, work) for one in part]

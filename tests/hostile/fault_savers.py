@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 import numpy as np
 from hostile.fault_runs import Fault, Faults, faults_of, parsed
 from hostile.sandbox import Child, Outcome
+from responses import LOG_PROBS, made_rollout
 from training_states import MODEL, stores
 
 from mindrlhf.checkpoint.hf import save_hf
@@ -37,7 +38,7 @@ from mindrlhf.models.parameters import parameter_table
 from mindrlhf.records.formats import read_record_rows
 from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.run.outputs import Outputs, forget_after
-from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+from mindrlhf.types import Experience, Prompt, RolloutGroup
 
 STEPS = 2
 VARIANTS = {"full": False, "async": True}  # whether checkpoints are written alongside
@@ -49,7 +50,7 @@ def experiences(step: int) -> list[Experience]:
     prompt = Prompt(step, np.array([1, 2], np.int32), {"ground_truth": "4"})
     log_probs = np.full(3, -0.5 * step, np.float32)
     ids = np.arange(3, dtype=np.int32) + step
-    rollouts = tuple(Rollout(step, i, ids, np.ones(3, bool), log_probs, log_probs, "eos", 0) for i in range(2))
+    rollouts = tuple(made_rollout(step, i, ids, **dict.fromkeys(LOG_PROBS, log_probs)) for i in range(2))
     rewards = np.array([step, 0.5], np.float32)
     return [Experience(RolloutGroup(prompt, rollouts), rewards, {"one": rewards}, np.zeros(2, np.float32), step)]
 

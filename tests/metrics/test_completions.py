@@ -9,10 +9,7 @@ from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 def experience(number: int, texts: list[str], rewards: list[float], **fields: str) -> Experience:
     """A group whose token ids are the characters of its texts."""
-    rollouts = tuple(
-        Rollout(number, i, ids(text), np.ones(len(text), bool), *np.zeros((2, len(text)), np.float32), "eos", 0)
-        for i, text in enumerate(texts)
-    )
+    rollouts = tuple(Rollout(number, i, ids(text), "eos", 0, {}) for i, text in enumerate(texts))
     prompt = Prompt(number, ids(f"<prompt {number}>"), fields)
     return Experience(RolloutGroup(prompt, rollouts), np.float32(rewards), {}, np.zeros(len(texts)), 1)
 

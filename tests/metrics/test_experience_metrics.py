@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from responses import LOG_PROBS, made_rollout, with_advantages
 from step_parts import with_context
 
 from mindrlhf.metrics.experience import (
@@ -13,7 +14,7 @@ from mindrlhf.metrics.experience import (
     token_counts,
 )
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+from mindrlhf.types import Experience, Prompt, RolloutGroup
 
 
 def make_experience(prompt_id, prompt_length, lengths, finishes, rewards, by_function, advantages, shift=None):
@@ -21,27 +22,15 @@ def make_experience(prompt_id, prompt_length, lengths, finishes, rewards, by_fun
     rng = np.random.default_rng(prompt_id)
     log_probs = [-rng.random(length).astype(np.float32) for length in lengths]
     rollouts = tuple(
-        Rollout(
-            prompt_id,
-            index,
-            np.arange(length, dtype=np.int32),
-            np.ones(length, bool),
-            log_probs[index],
-            log_probs[index],
-            finish,
-            0,
-        )
+        made_rollout(prompt_id, index, np.arange(length), finish, **dict.fromkeys(LOG_PROBS, log_probs[index]))
         for index, (length, finish) in enumerate(zip(lengths, finishes, strict=True))
     )
     group = RolloutGroup(Prompt(prompt_id, np.arange(prompt_length, dtype=np.int32)), rollouts)
-    return Experience(
-        group,
-        np.array(rewards, np.float64),
-        {name: np.array(values, np.float64) for name, values in by_function.items()},
-        np.array(advantages, np.float32),
-        policy_step=1,
-        old_log_probs=None if shift is None else tuple(values + np.float32(shift) for values in log_probs),
-    )
+    by_function = {name: np.array(values, np.float64) for name, values in by_function.items()}
+    one = with_advantages(Experience(group, np.array(rewards, np.float64), by_function, None, 1), advantages)
+    if shift is None:
+        return one
+    return one.with_tokens(old_log_probs=tuple(values + np.float32(shift) for values in log_probs))
 
 
 @pytest.fixture
@@ -115,9 +104,9 @@ def test_difference_between_engine_and_train_graph(experiences):
     assert values["rollout_corr/log_prob_diff/mean"] == pytest.approx((6 * 0.25 + 5 * 0.5) / 11, rel=1e-5)
     assert values["rollout_corr/log_prob_diff/max"] == pytest.approx(0.5, rel=1e-5)
     differences = [
-        np.exp(old) - np.exp(rollout.policy_log_probs)
+        np.exp(old) - np.exp(rollout.row("policy_log_probs"))
         for experience in experiences[:2]
-        for rollout, old in zip(experience.group.rollouts, experience.old_log_probs, strict=True)
+        for rollout, old in zip(experience.group.rollouts, experience.rows("old_log_probs"), strict=True)
     ]
     flat = np.abs(np.concatenate(differences))
     assert values["training/rollout_probs_diff_mean"] == pytest.approx(flat.mean(), rel=1e-5)
@@ -128,7 +117,7 @@ def test_difference_between_engine_and_train_graph(experiences):
 def test_the_kl_is_that_of_the_distribution_drawn_from():
     """With top-k, top-p or a penalty the behaviour log-probs are others than the engine's of the policy."""
     policy, behaviour = np.log(np.array([0.2, 0.4])), np.log(np.array([0.25, 0.8]))
-    rollout = Rollout(0, 0, np.array([1, 2]), np.ones(2, bool), behaviour, policy, "eos", 0)
+    rollout = made_rollout(0, 0, [1, 2], behaviour_log_probs=behaviour, policy_log_probs=policy)
     metrics = MetricSet()
     add_log_prob_difference(metrics, [rollout], [policy])
     values = metrics.results()
@@ -139,7 +128,7 @@ def test_the_kl_is_that_of_the_distribution_drawn_from():
 
 def test_absurd_log_probs_stay_finite():
     metrics, absurd = MetricSet(), np.array([-2000.0])
-    rollout = Rollout(0, 0, np.array([1]), np.ones(1, bool), absurd, absurd, "eos", 0)
+    rollout = made_rollout(0, 0, [1], **dict.fromkeys(LOG_PROBS, absurd))
     add_log_prob_difference(metrics, [rollout], [np.array([-0.1])])
     values = metrics.results()
     assert values["rollout_corr/k3_kl"] == pytest.approx(np.exp(20.0) - 21)
@@ -151,7 +140,7 @@ def test_tokens_that_were_not_sampled_change_no_metric(experiences, by_token):
     """Lengths, advantages, values and log-probs are of the others."""
     rows = [tuple(np.linspace(0, 1, n, dtype=np.float32) for n in one.lengths) for one in experiences]
     given = [
-        replace(one, values=row, returns=row, **({"advantages": row} if by_token else {}))
+        one.with_tokens(values=row, returns=row, **({"advantages": row} if by_token else {}))
         for one, row in zip(experiences, rows, strict=True)
     ]
     mixed = [with_context(one) for one in given]
@@ -210,7 +199,7 @@ def test_turns_are_counted_as_by_verl(sampled, turns):
     first, second = experience.group.rollouts
     mask = np.array([sign == "1" for sign in sampled])
     metrics = MetricSet()
-    add_turns(metrics, [replace(experience.group, rollouts=(replace(first, sampled=mask), second))])
+    add_turns(metrics, [replace(experience.group, rollouts=(replace(first, tokens={"sampled": mask}), second))])
     assert metrics.results() == {
         "num_turns/mean": (turns + 2) / 2,
         "num_turns/max": max(turns, 2),

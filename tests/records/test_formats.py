@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from responses import made_rollout
 
 from mindrlhf.data.mindrecord import write_columns
 from mindrlhf.errors import UserError
@@ -16,8 +17,9 @@ from mindrlhf.files.json import read_json_lines
 from mindrlhf.files.naming import step_path
 from mindrlhf.records.formats import pack, read_record, read_record_rows, unpack, write_record, write_text
 from mindrlhf.records.rows import ADDED, SCHEMA, experiences_of, rows_of, text_row, token_texts
-from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+from mindrlhf.types import Experience, Prompt, RolloutGroup
 
+TURN_REWARDS = [[1 / 3, -2.0], [0.0], [1e-30], [2.5, -0.0]]
 WORDS = ["<|im_end|>", "2", "+", "=", "4", "五"]
 
 
@@ -28,8 +30,7 @@ def decode(ids: np.ndarray) -> str:
 @pytest.fixture
 def experience():
     def rollout(index, ids, finish):
-        log_probs = np.zeros(len(ids), np.float32)
-        return Rollout(7, index, np.array(ids, np.int32), np.ones(len(ids), bool), log_probs, log_probs, finish, 0)
+        return made_rollout(7, index, ids, finish)
 
     prompt = Prompt(7, np.array([1, 2, 1, 3], np.int32), {"task": "gsm8k", "ground_truth": "4"})
     group = RolloutGroup(prompt, (rollout(0, [4, 0], "eos"), rollout(1, [5, 5, 5], "length")))
@@ -121,7 +122,7 @@ def assert_earlier(steps, step: int):
             assert rollout.sampled.dtype == bool
             assert rollout.sampled.shape == rollout.response_ids.shape
             assert rollout.sampled.all()
-            assert rollout.turn_rewards == ()
+            assert "turn_rewards" not in rollout.tokens
 
 
 def test_a_mindrecord_of_an_earlier_version(tmp_path, experience):
@@ -200,8 +201,25 @@ def test_an_archive_of_an_earlier_version():
     assert [rollout.response_ids.tolist() for rollout in second.group.rollouts] == [[2, 0], [2, 1]]
     np.testing.assert_array_equal(first.rewards, np.array([1 / 3, np.nan], np.float32))
     np.testing.assert_array_equal(second.rewards_by_function["gsm8k"], np.array([0.5, 0.25], np.float32))
-    np.testing.assert_array_equal(first.group.rollouts[1].policy_log_probs, np.float32([-0.125, -1 / 3]))
+    np.testing.assert_array_equal(first.group.rollouts[1].row("policy_log_probs"), np.float32([-0.125, -1 / 3]))
     assert (first.greedy_reward, first.group.rollouts[0].seed) == (0.1, 2**40)
+
+
+def test_an_archive_of_the_version_before_token_arrays():
+    """Three groups of conversations with rewards of turns; the second is of a prompt that the step drew again."""
+    content = (Path(__file__).parent / "turns_part.npz").read_bytes()
+    [(step, groups)] = experiences_of(unpack(content))
+    rollouts = [rollout for one in groups for rollout in one.group.rollouts]
+    rewards = [rollout.row("turn_rewards") for rollout in rollouts]
+    assert [row[~np.isnan(row)].tolist() for row in rewards if not np.isnan(row).all()] == TURN_REWARDS
+    assert [rollout.sampled.tolist() for rollout in rollouts[:2]] == [[i % 4 != 2 for i in range(n)] for n in (5, 8)]
+    with np.load(BytesIO(content)) as earlier, np.load(BytesIO(pack(list(rows_of(step, groups))))) as archive:
+        for name in ("prompt_ids", "response_ids", "sampled", "behaviour_log_probs", "policy_log_probs"):
+            assert archive[name].tobytes() == earlier[name].tobytes()
+        mine, its = (json.loads(one["plain"].tobytes()) for one in (archive, earlier))
+        assert mine.keys() == its.keys()
+        assert mine["turn_rewards"] == its["turn_rewards"]
+        assert mine["lengths"] == its["lengths"]
 
 
 def test_a_record_is_written_from_an_archive(tmp_path, experience):

@@ -22,13 +22,14 @@ def experience(prompt, lengths, rewards, by_function, seed=0, policy_step=1):
             prompt_id=prompt.id,
             sample_index=i,
             response_ids=rng.integers(0, 151936, n).astype(np.int32),
-            sampled=np.arange(n) % 4 != 2 if i else np.ones(n, bool),
-            behaviour_log_probs=-rng.random(n).astype(np.float32),
-            policy_log_probs=-rng.random(n).astype(np.float32) * 2,
             finish_reason=REASONS[i % 3],
             seed=2**40 + seed,
-            turn_rewards=((0, 1 / 3), (1, -2.0))[: n - 1] if n < 5 else (),
-        )
+            tokens={
+                "sampled": np.arange(n) % 4 != 2 if i else np.ones(n, bool),
+                "behaviour_log_probs": -rng.random(n).astype(np.float32),
+                "policy_log_probs": -rng.random(n).astype(np.float32) * 2,
+            },
+        ).with_values({"turn_rewards": dict([(0, 1 / 3), (1, -2.0)][: n - 1] if n < 5 else [])})
         for i, n in enumerate(lengths)
     )
     count = len(lengths)
@@ -38,7 +39,7 @@ def experience(prompt, lengths, rewards, by_function, seed=0, policy_step=1):
         rewards_by_function={name: np.array(values, np.float64) for name, values in by_function.items()},
         advantages=rng.random(count).astype(np.float32),
         policy_step=policy_step,
-        reference_log_probs=tuple(rollout.policy_log_probs for rollout in rollouts),
+        tokens={"reference_log_probs": tuple(rollout.row("policy_log_probs") for rollout in rollouts)},
     )
 
 
@@ -85,13 +86,13 @@ def assert_same(got: Experience, expected: Experience):
             its.finish_reason,
             its.seed,
         )
-        assert mine.turn_rewards == its.turn_rewards
-        for field in ("response_ids", "sampled", "behaviour_log_probs", "policy_log_probs"):
-            assert getattr(mine, field).dtype == getattr(its, field).dtype
-            np.testing.assert_array_equal(getattr(mine, field), getattr(its, field))
+        assert mine.tokens.keys() == its.tokens.keys()
+        for array, other in [(mine.response_ids, its.response_ids), *((mine.row(n), its.row(n)) for n in its.tokens)]:
+            assert array.dtype == other.dtype
+            np.testing.assert_array_equal(array, other)
     # A replay computes these from its own settings.
     np.testing.assert_array_equal(got.advantages, np.zeros(len(expected.rewards), np.float32))
-    assert got.reference_log_probs is got.old_log_probs is None
+    assert not got.tokens
 
 
 def test_what_is_read_is_what_was_written(tmp_path, steps):
@@ -161,12 +162,6 @@ def test_one_row_has_both_forms(steps):
         assert text["response_length"] == bare["sampled"].sum() <= len(bare["response_ids"])
 
 
-def test_the_advantage_of_a_row_is_the_mean_over_sampled_tokens():
-    one = experience(Prompt(1, np.array([1], np.int32)), (3, 4), [0.0, 1.0], {})
-    one = replace(one, advantages=(np.arange(3, dtype=np.float32), np.array([1, 2, 50, 3], np.float32)))
-    assert [row["advantage"] for row in rows_of(1, [one], decode=str)] == [1.0, 2.0]
-
-
 def test_another_mindrecord_is_refused(tmp_path, steps):
     from mindrlhf.data.mindrecord import write_columns
 
@@ -188,10 +183,10 @@ def test_another_mindrecord_is_refused(tmp_path, steps):
         ("fields", '{"task": 1}', "a task field is not text"),
         ("rewards_by_function", '{"f": "1"}', "a function's reward is not a number"),
         ("rewards_by_function", "{", "Expecting"),
-        ("turn_rewards", "[[2, 0.5]]", "a turn's reward is 0.5 at 2"),
-        ("turn_rewards", "[[-1, 0.5]]", "a turn's reward is 0.5 at -1"),
-        ("turn_rewards", "[[0, NaN]]", "a turn's reward is nan at 0"),
-        ("turn_rewards", '[["0", 1]]', "a turn's reward is 1 at '0'"),
+        ("turn_rewards", "[[2, 0.5]]", "turn_rewards is 0.5 at 2"),
+        ("turn_rewards", "[[-1, 0.5]]", "turn_rewards is 0.5 at -1"),
+        ("turn_rewards", "[[0, NaN]]", "turn_rewards is nan at 0"),
+        ("turn_rewards", '[["0", 1]]', "turn_rewards is 1 at '0'"),
         ("turn_rewards", "[1]", "cannot unpack"),
         ("rewards_by_function", '{"other": 1}', "'f'"),
         ("finish_reason", "never", "finish_reason is 'never'"),

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from responses import LOG_PROBS, made_rollout
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json_lines
@@ -18,10 +19,7 @@ from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 def experiences(step: int) -> list[Experience]:
     prompt = Prompt(step, np.array([1, 2], np.int32), {"ground_truth": "4"})
     log_probs = np.full(3, -0.5, np.float32)
-    rollouts = tuple(
-        Rollout(step, i, np.arange(3, dtype=np.int32), np.ones(3, bool), log_probs, log_probs, "eos", 0)
-        for i in range(2)
-    )
+    rollouts = tuple(made_rollout(step, i, np.arange(3), **dict.fromkeys(LOG_PROBS, log_probs)) for i in range(2))
     rewards = np.array([step, 0.5], np.float32)
     return [Experience(RolloutGroup(prompt, rollouts), rewards, {"gsm8k": rewards}, np.zeros(2, np.float32), step)]
 
@@ -82,7 +80,8 @@ def rows(step: int) -> list[dict]:
         for sample in range(2):
             n = rng.integers(1, 9)
             ids, one, two = rng.integers(0, 99, n).astype(np.int32), *rng.random((2, n)).astype(np.float32)
-            rollouts.append(Rollout(prompt_id, sample, ids, one > 0.2, one, two, "eos", 7))
+            tokens = {"sampled": one > 0.2, "behaviour_log_probs": one, "policy_log_probs": two}
+            rollouts.append(Rollout(prompt_id, sample, ids, "eos", 7, tokens))
         rewards = np.array([1.0 if step % 2 else 1 / 3, np.nan], np.float32)
         group = RolloutGroup(prompt, tuple(rollouts))
         experiences.append(Experience(group, rewards, {"gsm8k": rewards}, np.zeros(2, np.float32), 1))

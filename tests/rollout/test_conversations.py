@@ -74,9 +74,9 @@ def test_conversations_are_those_of_the_simulation(subjects, alone, how):
         assert rollout.response_ids.tolist() == ids
         assert rollout.sampled.tolist() == drawn
         assert rollout.finish_reason == reason
-        np.testing.assert_allclose(rollout.behaviour_log_probs, log_probs, rtol=0, atol=5e-5)
-        assert not rollout.behaviour_log_probs[~rollout.sampled].any()
-        assert not rollout.policy_log_probs[~rollout.sampled].any()
+        np.testing.assert_allclose(rollout.row("behaviour_log_probs"), log_probs, rtol=0, atol=5e-5)
+        assert not rollout.row("behaviour_log_probs")[~rollout.sampled].any()
+        assert not rollout.row("policy_log_probs")[~rollout.sampled].any()
         reasons.add(reason)
         turns.append(len(partner.heard[row]))
         # What the partner heard are the drawn tokens, in their order; the last turn may be cut off.
@@ -98,7 +98,7 @@ def test_log_probs_are_those_of_the_train_graph(subjects, alone, how):
     for group, scored in zip(groups, subjects[how].score(groups, temperature), strict=True):
         for rollout, expected in zip(group.rollouts, scored, strict=True):
             drawn = rollout.sampled
-            np.testing.assert_allclose(rollout.policy_log_probs[drawn], expected[drawn], rtol=0, atol=1e-4)
+            np.testing.assert_allclose(rollout.row("policy_log_probs")[drawn], expected[drawn], rtol=0, atol=1e-4)
 
 
 SLOTS = [("fused", 2), ("fused", 7), ("fused", 64), ("filtered", 3)]
@@ -122,7 +122,7 @@ def test_slots_and_the_time_of_replies_do_not_matter(subjects, alone, how, slots
                 np.testing.assert_array_equal(rollout.sampled, one.sampled)
                 assert rollout.finish_reason == one.finish_reason
                 for name in ("behaviour_log_probs", "policy_log_probs"):
-                    np.testing.assert_allclose(getattr(rollout, name), getattr(one, name), rtol=0, atol=2e-5)
+                    np.testing.assert_allclose(rollout.row(name), one.row(name), rtol=0, atol=2e-5)
         assert partner.heard == known.heard
         late += partner.waited
     assert late  # some replies came when no slot could go on
@@ -136,8 +136,10 @@ def test_a_silent_partner_changes_nothing(subjects, alone):
         one = conversations[key]
         assert rollout.sampled.all()
         assert one.finish_reason == rollout.finish_reason
-        for name in ("response_ids", "sampled", "behaviour_log_probs", "policy_log_probs"):
-            assert getattr(one, name).tobytes() == getattr(rollout, name).tobytes()
+        assert one.response_ids.tobytes() == rollout.response_ids.tobytes()
+        assert one.tokens.keys() == rollout.tokens.keys()
+        for name, array in rollout.tokens.items():
+            assert one.tokens[name].tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize("how", ["fused", pytest.param("filtered", marks=pytest.mark.slow)])
@@ -205,7 +207,7 @@ def test_ranks_that_share_a_partner_hear_the_same(subjects):
     def work(rank):
         own = ScriptedPartner(order=3, stop_strings=("x",)) if rank.rank == 1 else None
         if own:
-            own.turn_rewards = [((8, 0.5),)] * 10
+            own.tokens = [{"turn_rewards": {8: 0.5}}] * 10
         partner = SharedPartner(own, lambda value: rank.gather(value)[1])
         opened, first = partner.begin(prompts, 2, STEP)
         replies = list(first)
@@ -215,7 +217,7 @@ def test_ranks_that_share_a_partner_hear_the_same(subjects):
             replies += partner.collect(wait=True)
         said = [(reply.row, reply.token_ids.tolist(), reply.over) for reply in replies]
         assert [prompt.id for prompt in opened] == [prompt.id for prompt in prompts]
-        given = len(partner.rewards()), len(partner.turn_rewards)
+        given = len(partner.rewards()), len(partner.tokens)
         return partner.stop_strings, said, given, own
 
     first, second = on_ranks(2, work)

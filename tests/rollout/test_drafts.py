@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from responses import made_rollout
 from slow_cases import few_of
 from small_model import SmallModel
 
@@ -9,23 +10,11 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.rollout import drafts
 from mindrlhf.rollout.drafts import Histories
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.types import Prompt, Rollout, RolloutGroup
+from mindrlhf.types import Prompt, RolloutGroup
 
 
 def group_of(prompt_id: int, *answers) -> RolloutGroup:
-    rollouts = tuple(
-        Rollout(
-            prompt_id=prompt_id,
-            sample_index=index,
-            response_ids=np.array(ids, np.int32),
-            sampled=np.ones(len(ids), bool),
-            behaviour_log_probs=np.zeros(len(ids), np.float32),
-            policy_log_probs=np.zeros(len(ids), np.float32),
-            finish_reason="eos",
-            seed=0,
-        )
-        for index, ids in enumerate(answers)
-    )
+    rollouts = tuple(made_rollout(prompt_id, index, ids) for index, ids in enumerate(answers))
     return RolloutGroup(Prompt(prompt_id, np.array([1, 2], np.int32)), rollouts)
 
 
@@ -80,7 +69,7 @@ def rollouts_of(request):
         for step in (0, 0):
             for group in engine.generate(prompts, 4, step):
                 answers += [
-                    (rollout.response_ids.tolist(), rollout.behaviour_log_probs.tobytes(), rollout.finish_reason)
+                    (rollout.response_ids.tolist(), rollout.row("behaviour_log_probs").tobytes(), rollout.finish_reason)
                     for rollout in group.rollouts
                 ]
             statistics.append(engine.statistics)

@@ -54,8 +54,8 @@ def assert_same(groups, others):
     for key, rollout in by_sample(groups).items():
         np.testing.assert_array_equal(rollout.response_ids, known[key].response_ids)
         assert rollout.finish_reason == known[key].finish_reason
-        np.testing.assert_allclose(rollout.policy_log_probs, known[key].policy_log_probs, rtol=0, atol=2e-5)
-        np.testing.assert_allclose(rollout.behaviour_log_probs, known[key].behaviour_log_probs, rtol=0, atol=2e-5)
+        for name in ("policy_log_probs", "behaviour_log_probs"):
+            np.testing.assert_allclose(rollout.row(name), known[key].row(name), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_greedy_tokens_are_the_stored_ones(shared, name, slots):
             for rollout in group.rollouts:
                 np.testing.assert_array_equal(rollout.response_ids, golden.greedy[group.prompt.id])
                 assert rollout.finish_reason == "length"
-                assert (rollout.behaviour_log_probs == 0).all()
+                assert (rollout.row("behaviour_log_probs") == 0).all()
 
 
 def test_shape_of_what_comes_out(subject, plain, groups):
@@ -90,7 +90,7 @@ def test_shape_of_what_comes_out(subject, plain, groups):
             assert rollout.seed == SEED
             assert rollout.response_ids.dtype == np.int32
             assert rollout.sampled.tolist() == [True] * len(rollout.response_ids)
-            for log_probs in (rollout.behaviour_log_probs, rollout.policy_log_probs):
+            for log_probs in (rollout.row("behaviour_log_probs"), rollout.row("policy_log_probs")):
                 assert log_probs.dtype == np.float32
                 assert log_probs.shape == rollout.response_ids.shape
             reasons.add(rollout.finish_reason)
@@ -108,14 +108,14 @@ def test_tokens_and_log_probs_are_those_of_the_simulation(subject, groups):
         prompt = next(p for p in subject.prompts if p.id == prompt_id)
         response, log_probs = subject.simulated(prompt, sample)
         assert rollout.response_ids.tolist() == response
-        np.testing.assert_allclose(rollout.policy_log_probs, log_probs, rtol=0, atol=2e-5)
-        np.testing.assert_array_equal(rollout.behaviour_log_probs, rollout.policy_log_probs)
+        np.testing.assert_allclose(rollout.row("policy_log_probs"), log_probs, rtol=0, atol=2e-5)
+        np.testing.assert_array_equal(rollout.row("behaviour_log_probs"), rollout.row("policy_log_probs"))
 
 
 def test_log_probs_are_those_of_the_train_graph(subject, groups):
     for group, scored in zip(groups, subject.score(groups), strict=True):
         for rollout, expected in zip(group.rollouts, scored, strict=True):
-            np.testing.assert_allclose(rollout.policy_log_probs, expected, rtol=0, atol=2e-5)
+            np.testing.assert_allclose(rollout.row("policy_log_probs"), expected, rtol=0, atol=2e-5)
 
 
 def test_order_number_and_company_of_prompts_do_not_matter(subject, plain, groups):
@@ -148,7 +148,7 @@ def test_new_weights_are_seen_at_once(subject, plain, groups):
                     group.prompt, rollout.sample_index, {"lm_head.weight": kept[::-1]}
                 )
                 assert rollout.response_ids.tolist() == response
-                np.testing.assert_allclose(rollout.policy_log_probs, log_probs, rtol=0, atol=2e-5)
+                np.testing.assert_allclose(rollout.row("policy_log_probs"), log_probs, rtol=0, atol=2e-5)
     finally:
         head[...] = kept
     assert_same(plain.generate(subject.prompts, 3, STEP), groups)
@@ -161,12 +161,12 @@ def test_filters_penalty_and_least_length(subject, filtering):
         for rollout in group.rollouts:
             response, log_probs = subject.simulated(group.prompt, rollout.sample_index, min_new_tokens=4, **FILTERS)
             assert rollout.response_ids.tolist() == response
-            np.testing.assert_allclose(rollout.behaviour_log_probs, log_probs, rtol=0, atol=5e-5)
+            np.testing.assert_allclose(rollout.row("behaviour_log_probs"), log_probs, rtol=0, atol=5e-5)
     assert min(len(rollout.response_ids) for rollout in by_sample(groups).values()) > 4
     for group in groups:
         for rollout in group.rollouts:
             expected = subject.model.log_probs(group.prompt.token_ids, rollout.response_ids, FILTERS["temperature"])
-            np.testing.assert_allclose(rollout.policy_log_probs, expected, rtol=0, atol=2e-5)
+            np.testing.assert_allclose(rollout.row("policy_log_probs"), expected, rtol=0, atol=2e-5)
 
 
 def test_stop_strings_end_a_response_where_they_appear(subject, groups):

@@ -3,7 +3,7 @@
 import numpy as np
 from step_parts import experience, with_context
 
-from mindrlhf.rollout.scored import reward_samples, with_turn_rewards
+from mindrlhf.rollout.scored import reward_samples, with_tokens
 
 
 def decode(ids):
@@ -36,12 +36,16 @@ def test_of_a_conversation_what_the_policy_said_is_the_completion():
 
 def test_rewards_of_turns_go_to_their_rollouts():
     groups = [experience(number, [0.0, 1.0], lengths=[2, 4]).group for number in (3, 4)]
-    rewards = [(), ((1, 0.5), (3, -1.0)), ((0, 2.0),), ()]
-    changed = with_turn_rewards(groups, rewards)
-    assert [rollout.turn_rewards for group in changed for rollout in group.rollouts] == rewards
+    rewards = [{}, {1: 0.5, 3: -1.0}, {0: 2.0}, {}]
+    changed = with_tokens(groups, [{"turn_rewards": given} for given in rewards])
+    for rollout, given in zip((one for group in changed for one in group.rollouts), rewards, strict=True):
+        places = np.arange(len(rollout.response_ids))
+        np.testing.assert_array_equal(rollout.row("turn_rewards"), [given.get(place, np.nan) for place in places])
+        assert ("turn_rewards" in rollout.tokens) == bool(given)
     for group, one in zip(groups, changed, strict=True):
         assert one.prompt is group.prompt
         for before, after in zip(group.rollouts, one.rollouts, strict=True):
-            assert vars(after) | {"turn_rewards": ()} == vars(before)
-    for none in ((), [()] * 4):
-        assert with_turn_rewards(groups, none) is groups
+            assert vars(after) | {"tokens": before.tokens} == vars(before)
+            assert all(after.tokens[name] is array for name, array in before.tokens.items())
+    for none in ((), [{}] * 4):
+        assert with_tokens(groups, none) is groups

@@ -62,7 +62,7 @@ def test_advantages_are_log_ratios_of_float64(taught):
             ids = np.array([*prompt, *rollout.response_ids])
             theirs = log_softmax(reference_model.logits(config, tensors, ids[:-1]) / 0.8)
             drawn = theirs[np.arange(len(prompt) - 1, len(ids) - 1), rollout.response_ids]
-            expected += [*(drawn - rollout.policy_log_probs)]
+            expected += [*(drawn - rollout.row("policy_log_probs"))]
     assert run.column("distillation/reverse_kl")[0] == pytest.approx(-np.mean(expected), abs=1e-4)
     for name, of in {"mean": np.mean, "max": np.max, "min": np.min}.items():
         assert run.column(f"critic/advantages/{name}")[0] == pytest.approx(of(expected), abs=2e-4)

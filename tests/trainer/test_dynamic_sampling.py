@@ -88,10 +88,10 @@ def test_groups_without_spread_are_replaced_and_the_surplus_begins_the_next_step
 def test_the_old_policy_is_the_one_that_drew_a_group():
     given = [experience(0, [0, 1], policy_step=2), experience(1, [0, 1], policy_step=3)]
     carried, fresh = with_drawing_policy(given, 3)
-    for rollout, old in zip(carried.group.rollouts, carried.old_log_probs, strict=True):
-        assert old is rollout.policy_log_probs
+    for rollout, old in zip(carried.group.rollouts, carried.rows("old_log_probs"), strict=True):
+        assert old is rollout.row("policy_log_probs")
     assert fresh is given[1]
-    assert fresh.old_log_probs is None
+    assert "old_log_probs" not in fresh.tokens
 
 
 def test_a_surplus_is_the_same_after_a_checkpoint():

@@ -1,7 +1,6 @@
 """Correction for rollouts of another dtype than the trained policy's."""
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,10 +89,10 @@ def test_what_reads_the_policy_before_updates(overrides, reads):
 def test_log_probs_for_credit_are_the_policy_s_own_where_they_were_scored():
     rows = {name: tuple(np.full(3, value, np.float32) for _ in range(2)) for name, value in (("own", -1), ("old", -2))}
     drawn = experience(1, [0.0, 1.0])
-    carried = replace(drawn, old_log_probs=rows["old"])
-    assert policy_log_probs(drawn) == tuple(rollout.policy_log_probs for rollout in drawn.group.rollouts)
+    carried = drawn.with_tokens(old_log_probs=rows["old"])
+    assert policy_log_probs(drawn) == tuple(rollout.row("policy_log_probs") for rollout in drawn.group.rollouts)
     assert policy_log_probs(carried) is rows["old"]
-    assert policy_log_probs(replace(carried, policy_log_probs=rows["own"])) is rows["own"]
+    assert policy_log_probs(carried.with_tokens(scored_log_probs=rows["own"])) is rows["own"]
 
 
 @pytest.mark.parametrize("scores_old", [False, True])
@@ -106,9 +105,9 @@ def test_scored_log_probs_are_the_old_ones_only_of_several_updates(scores_old):
     loop = GRPOLoop(load_grpo_config(None, []), None, Parts(policy, None, None, None), SimpleNamespace(kl=None), run)
     kept = tuple(np.full(3, -2, np.float32) for _ in range(2))
     fresh, carried = loop.with_log_probs([experience(1, [0, 1]), experience(2, [0, 1], old_log_probs=kept)])
-    assert fresh.policy_log_probs is carried.policy_log_probs is own
-    assert fresh.old_log_probs is (own if scores_old else None)
-    assert carried.old_log_probs is kept
+    assert fresh.rows("scored_log_probs") is carried.rows("scored_log_probs") is own
+    assert fresh.tokens.get("old_log_probs") is (own if scores_old else None)
+    assert carried.rows("old_log_probs") is kept
 
 
 def test_losses_that_choose_tokens_say_so():

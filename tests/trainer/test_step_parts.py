@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from step_parts import Rank, advantages, assert_same_rows, experience, on_ranks, rows_of, with_context
+from responses import with_advantages
+from step_parts import Rank, advantages, assert_same_rows, experience, on_ranks, rows_of, with_context, without
 
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
 from mindrlhf.algorithms.aggregation import MODES
@@ -44,7 +45,7 @@ def test_advantages_of_a_step(step, name, overrides, size):
         token_rewards = [
             [
                 -algorithm.beta * estimate(now.astype(np.float64) - reference)
-                for now, reference in zip(one.old_log_probs, one.reference_log_probs, strict=True)
+                for now, reference in zip(one.rows("old_log_probs"), one.rows("reference_log_probs"), strict=True)
             ]
             for one in step
         ]
@@ -52,13 +53,13 @@ def test_advantages_of_a_step(step, name, overrides, size):
         rewards=[one.rewards for one in step],
         lengths=[one.lengths for one in step],
         token_rewards=token_rewards,
-        values=[one.values for one in step],
+        values=[one.rows("values") for one in step],
         greedy_rewards=[one.greedy_reward for one in step],
     )
     got = advantages(step, settings, size)
     expected = compute_advantages(name, batch, **algorithm.options_of(algorithm.method))
     for one, given in zip(got, expected, strict=True):
-        for mine, theirs, length in zip(one.token_advantages, given, one.lengths, strict=True):
+        for mine, theirs, length in zip(one.rows("advantages"), given, one.lengths, strict=True):
             assert mine.shape == (length,)
             assert mine.dtype == np.float32
             np.testing.assert_allclose(mine, np.broadcast_to(theirs, length), rtol=1e-5, atol=1e-6)
@@ -66,7 +67,7 @@ def test_advantages_of_a_step(step, name, overrides, size):
         returns = [row for rows in gae_with_returns(batch, **algorithm.options_of(algorithm.method))[1] for row in rows]
         assert_same_rows(rows_of(got, "returns"), returns, 1e-5)
     else:
-        assert all(one.returns is None for one in got)
+        assert not any("returns" in one.tokens for one in got)
 
 
 @pytest.mark.parametrize("name", ["grpo", "opo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"])
@@ -75,11 +76,18 @@ def test_tokens_that_were_not_sampled_change_no_advantage(step, name):
     settings = load_grpo_config(None, [f"algorithm.advantage={name}", *by_token])
     expected, got = (advantages(given, settings, 2) for given in (step, list(map(with_context, step))))
     for one, other in zip(got, expected, strict=True):
-        assert_same_rows(taken(one.token_advantages, one.sampled), other.token_advantages)
-        assert all(np.isfinite(row).all() for row in one.token_advantages)
-        assert [len(row) for row in one.token_advantages] == one.lengths.tolist()
+        assert_same_rows(taken(one.rows("advantages"), one.sampled), other.rows("advantages"))
+        assert all(np.isfinite(row).all() for row in one.rows("advantages"))
+        assert [len(row) for row in one.rows("advantages")] == one.lengths.tolist()
         if name == "gae":
-            assert_same_rows(taken(one.returns, one.sampled), other.returns)
+            assert_same_rows(taken(one.rows("returns"), one.sampled), other.rows("returns"))
+
+
+def test_the_advantage_of_a_response_is_the_mean_over_sampled_tokens(step):
+    settings = load_grpo_config(None, ["algorithm.advantage=gae", "algorithm.lam=0.8"])
+    for one in advantages(list(map(with_context, step)), settings, 2):
+        means = [row.mean() for row in taken(one.rows("advantages"), one.sampled)]
+        np.testing.assert_array_equal(one.advantages, np.float32(means))
 
 
 def test_each_function_by_itself(step):
@@ -105,7 +113,7 @@ def test_groups_that_only_fill_a_step_move_no_statistic(step):
     alone = [one for one in step if np.ptp(one.rewards)]
     with_it = advantages([*alone, flat], settings, 1)
     assert_same_rows(rows_of(with_it[:-1], "advantages"), rows_of(advantages(alone, settings, 1), "advantages"))
-    assert not any(row.any() for row in with_it[-1].advantages)
+    assert not any(row.any() for row in with_it[-1].rows("advantages"))
 
 
 def test_the_coefficient_is_steered_by_all_ranks_tokens(step):
@@ -113,7 +121,7 @@ def test_the_coefficient_is_steered_by_all_ranks_tokens(step):
     rows = [
         np.exp(reference - now) - 1 - (reference - now)
         for one in step
-        for now, reference in zip(one.old_log_probs, one.reference_log_probs, strict=True)
+        for now, reference in zip(one.rows("old_log_probs"), one.rows("reference_log_probs"), strict=True)
     ]
     kl = np.concatenate(rows).astype(np.float64).mean()
 
@@ -194,6 +202,8 @@ def test_tokens_that_were_not_sampled_do_not_count_as_mismatch(step):
 class Recorded:
     """Stands for an updater: keeps what it was given."""
 
+    objective = SimpleNamespace(fields=("advantages", "selected"))
+
     def __call__(self, groups, rate, **fields):
         self.rate, self.fields = rate, fields
         return SimpleNamespace(bad_samples=())
@@ -203,7 +213,7 @@ class Recorded:
 def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
     settings = load_grpo_config(None, ["algorithm.policy_loss=kl_cov", "algorithm.kl_cov_ratio=0.2"])
     loss = settings.algorithm.loss()
-    marked = mark_trained([replace(one, advantages=one.rewards - 1) for one in step], settings)
+    marked = mark_trained([with_advantages(one, one.rewards - 1) for one in step], settings)
     marked[1] = replace(marked[1], trained=np.array([True, False, True]))
 
     def work(rank: Rank):
@@ -216,7 +226,9 @@ def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
     kept = [
         (log_probs[mask], advantage)
         for one in marked
-        for log_probs, advantage, mask in zip(one.old_log_probs, one.advantages, one.trained_tokens, strict=True)
+        for log_probs, advantage, mask in zip(
+            one.rows("old_log_probs"), one.advantages, one.trained_tokens, strict=True
+        )
     ]
     expected = select_kl_cov([row for row, _ in kept], [a for _, a in kept], 0, ratio=0.2)
     assert sum(row.sum() for row in expected) > 1
@@ -225,7 +237,7 @@ def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
 
 def test_tokens_that_were_not_sampled_are_not_chosen(step):
     settings = load_grpo_config(None, ["algorithm.policy_loss=kl_cov", "algorithm.kl_cov_ratio=0.2"])
-    marked = mark_trained([replace(one, advantages=one.rewards - 1) for one in step], settings)
+    marked = mark_trained([with_advantages(one, one.rewards - 1) for one in step], settings)
     mixed = list(map(with_context, marked))
 
     def chosen(given):
@@ -241,6 +253,7 @@ def test_tokens_that_were_not_sampled_are_not_chosen(step):
 def test_nothing_to_train_on_moves_nothing(step):
     settings = load_grpo_config(None, [])
     updater = Recorded()
+    updater.objective = SimpleNamespace(fields=("advantages",))
     left_out = [replace(one, trained=np.zeros(3, bool)) for one in step]
     update = lambda rank: PolicyUpdates(settings, updater, policy_loss("clip"), rank)  # noqa: E731
     on_ranks(1, lambda rank: update(rank)(left_out, 0.1, lambda share: None))
@@ -267,12 +280,12 @@ def test_the_reference_follows_every_so_many_steps(share, expected):
 
 def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
     """A group that was kept has its own already."""
-    fresh = [replace(e, old_log_probs=None) for e in step]
+    fresh = [without(e, "old_log_probs") for e in step]
     fresh[1] = step[1]
     seen = []
 
     def update(part, rate, advance, kl_coefficient):
-        seen.append([e.old_log_probs for e in part])
+        seen.append([e.tokens.get("old_log_probs") for e in part])
         outputs = [tuple(np.full(n, -float(len(seen)), np.float32) for n in e.lengths) for e in part]
         return SimpleNamespace(outputs=outputs)
 
@@ -285,5 +298,5 @@ def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
     assert [rows is None for rows in first] == [True, False, True, True]
     for passed in later:
         for index, (rows, one) in enumerate(zip(passed, step, strict=True)):
-            expected = one.old_log_probs if index == 1 else [np.full(n, -1.0) for n in one.lengths]
+            expected = one.rows("old_log_probs") if index == 1 else [np.full(n, -1.0) for n in one.lengths]
             assert_same_rows(rows, expected)

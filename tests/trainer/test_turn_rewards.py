@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from responses import LOG_PROBS
 from step_parts import advantages, assert_same_rows, rows_of
 
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages
@@ -29,11 +30,8 @@ def with_turns(one, rng):
         replace(
             rollout,
             response_ids=np.zeros(len(mask), np.int32),
-            sampled=mask,
-            behaviour_log_probs=np.zeros(len(mask), np.float32),
-            policy_log_probs=np.zeros(len(mask), np.float32),
-            turn_rewards=rewards,
-        )
+            tokens={"sampled": mask, **dict.fromkeys(LOG_PROBS, np.zeros(len(mask), np.float32))},
+        ).with_values({"turn_rewards": dict(rewards)})
         for rollout, (mask, rewards) in zip(one.group.rollouts, drawn, strict=True)
     )
     outcomes = rng.integers(0, 2, 3)
@@ -41,9 +39,9 @@ def with_turns(one, rng):
     fields = {
         "rewards": (2 * own + 0.5 * outcomes).astype(np.float32),
         "rewards_by_function": {"environment": own.astype(np.float32), "format": outcomes.astype(np.float32)},
-        "values": tuple(rng.normal(size=len(mask)).astype(np.float32) for mask, _ in drawn),
     }
-    return replace(one, group=replace(one.group, rollouts=rollouts), **fields)
+    values = tuple(rng.normal(size=len(mask)).astype(np.float32) for mask, _ in drawn)
+    return replace(one.with_tokens(values=values), group=replace(one.group, rollouts=rollouts), **fields)
 
 
 def estimates(rewards, values, gamma, lam):
@@ -66,10 +64,10 @@ def test_rewards_of_turns_count_where_the_turns_end(step, name, size):
     got = advantages(step, settings, size)
     every, targets = [], []
     for one in step:
-        for rollout, total, values in zip(one.group.rollouts, one.rewards, one.values, strict=True):
+        for rollout, total, values in zip(one.group.rollouts, one.rewards, one.rows("values"), strict=True):
             rewards, values = np.zeros(len(rollout.sampled)), values.astype(np.float64)
-            for place, reward in rollout.turn_rewards:
-                rewards[place] += 2 * reward
+            given = rollout.row("turn_rewards")
+            rewards[~np.isnan(given)] = 2 * given[~np.isnan(given)]
             rewards[np.flatnonzero(rollout.sampled)[-1]] += total - rewards.sum()
             values = values[rollout.sampled] if name == "gae" else np.zeros(rollout.sampled.sum())
             every.append(estimates(rewards[rollout.sampled], values, gamma, lam))
@@ -87,7 +85,7 @@ def test_rewards_of_turns_count_where_the_turns_end(step, name, size):
         replace(
             one,
             group=replace(
-                one.group, rollouts=tuple(replace(rollout, turn_rewards=()) for rollout in one.group.rollouts)
+                one.group, rollouts=tuple(replace(r, tokens={"sampled": r.sampled}) for r in one.group.rollouts)
             ),
         )
         for one in step
@@ -121,4 +119,4 @@ def test_rewards_of_turns_have_the_weight_of_the_environment(step):
     batch = RewardBatch([one.rewards for one in step], lengths=[one.sampled_lengths for one in step])
     expected = compute_advantages("reinforce_plus_plus", batch)
     for one, rows in zip(advantages(other, settings, 1), expected, strict=True):
-        assert_same_rows(taken(one.advantages, one.sampled), rows)
+        assert_same_rows(taken(one.rows("advantages"), one.sampled), rows)

@@ -140,7 +140,7 @@ def test_collect_undoes_spread(case):
     back = [None] * len(groups)
     total = 0.0
     for micro in cut(groups, max_tokens, bucket):
-        array = spread(micro, values)
+        array = spread(micro, "values", values)
         assert array.dtype == np.float32
         total += array.sum(dtype=np.float64)
         collect(micro, array, groups, back)

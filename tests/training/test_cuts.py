@@ -121,7 +121,7 @@ def a_step():
     experiences = []
     for index in range(GROUPS):
         drawn = experience(index, rng.normal(size=SAMPLES), rng.integers(1, 15, SAMPLES))
-        log_probs = [rollout.policy_log_probs for rollout in drawn.group.rollouts]
+        log_probs = [rollout.row("policy_log_probs") for rollout in drawn.group.rollouts]
         experiences.append(
             replace(
                 drawn,

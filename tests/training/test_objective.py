@@ -5,7 +5,8 @@ import pytest
 
 from mindrlhf.algorithms.losses import POLICY_LOSSES, policy_loss
 from mindrlhf.algorithms.rollout_correction import importance_weights
-from mindrlhf.training.objective import CURRENT_POLICY, NEGATIVE_LOG_LIKELIHOOD, policy_objective, value_objective
+from mindrlhf.token_arrays import CURRENT_POLICY
+from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, policy_objective, value_objective
 
 SHAPE = (4, 7)
 
@@ -63,7 +64,7 @@ def arrays():
         "advantages": rng.normal(size=SHAPE) * mask,
         "old_log_probs": near(0.4),
         "reference_log_probs": near(0.6),
-        "rollout_log_probs": near(0.3),
+        "behaviour_log_probs": near(0.3),
         "selected": mask * rng.integers(0, 2, SHAPE),
         "kl_coefficients": mask * 0.3,
     }
@@ -142,7 +143,7 @@ def test_the_correction_weighs_the_policy_loss_and_not_the_kl(compute, arrays, o
     )
     if on_policy:
         arrays["old_log_probs"] = arrays["log_probs"]
-    raw = np.exp(arrays["old_log_probs"] - arrays["rollout_log_probs"])
+    raw = np.exp(arrays["old_log_probs"] - arrays["behaviour_log_probs"])
     weight = np.minimum(raw, 1.1)
     (value, value_slope), (kl, kl_slope) = clipped(arrays), k3(arrays)
     np.testing.assert_allclose(losses, masked(arrays, weight * value + 0.3 * kl), rtol=0, atol=1e-5)
@@ -196,9 +197,9 @@ def test_supervised(compute, arrays):
 
 
 def test_values(compute, arrays):
-    arrays |= {"old_values": arrays["old_log_probs"], "returns": arrays["reference_log_probs"]}
+    arrays |= {"values": arrays["old_log_probs"], "returns": arrays["reference_log_probs"]}
     losses, metrics, (slope, _) = run(compute, arrays, value_objective(0.2))
-    values, old, returns = arrays["log_probs"], arrays["old_values"], arrays["returns"]
+    values, old, returns = arrays["log_probs"], arrays["values"], arrays["returns"]
     moved = old + np.clip(values - old, -0.2, 0.2)
     plain, clipped_error = (values - returns) ** 2, (moved - returns) ** 2
     np.testing.assert_allclose(losses, masked(arrays, np.maximum(plain, clipped_error) / 2), rtol=1e-5, atol=1e-6)

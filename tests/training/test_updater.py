@@ -302,7 +302,7 @@ class Run:
             # The generator and the train graph see the same weights, also after an update.
             for group, rows in zip(generated, update.outputs, strict=True):
                 for rollout, row in zip(group.rollouts, rows, strict=True):
-                    np.testing.assert_allclose(rollout.policy_log_probs, row, rtol=0, atol=1e-4)
+                    np.testing.assert_allclose(rollout.row("policy_log_probs"), row, rtol=0, atol=1e-4)
             tokens += [rollout.response_ids.tolist() for group in generated for rollout in group.rollouts]
             losses.append(update.loss)
         return tokens, losses, self.subject.weights()
