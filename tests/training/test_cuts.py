@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from responses import with_advantages
 from small_model import SmallModel
 from step_parts import experience, on_ranks
 
@@ -84,6 +85,7 @@ class Subject:
     def update(self, experiences, ranks: int, size: int, aggregation: str):
         """(loss, gradients by name, weighted metrics) of a step, each the sum over ranks."""
         config = settings(self.name, aggregation)
+        cutter = self.cutters[size]
 
         def handed_on(rank):
             given = {}
@@ -92,10 +94,10 @@ class Subject:
                 given.update(arguments, groups=groups)
                 return SimpleNamespace(bad_samples=())
 
+            updater.objective = cutter.updater.objective
             PolicyUpdates(config, updater, self.loss, rank)(rank.share(experiences), 0.0, lambda share: None)
             return given
 
-        cutter = self.cutters[size]
         cutter.gradients = {}
         loss, metrics = 0.0, {}
         for given in on_ranks(ranks, handed_on):
@@ -121,16 +123,11 @@ def a_step():
     experiences = []
     for index in range(GROUPS):
         drawn = experience(index, rng.normal(size=SAMPLES), rng.integers(1, 15, SAMPLES))
-        log_probs = [rollout.row("policy_log_probs") for rollout in drawn.group.rollouts]
-        experiences.append(
-            replace(
-                drawn,
-                advantages=rng.normal(scale=4.0, size=SAMPLES).astype(np.float32),
-                trained=np.array([index != 4, index not in (2, 4), index != 4]),
-                old_log_probs=near(log_probs, 0.1),
-                reference_log_probs=near(log_probs, 0.3),
-            )
-        )
+        drawn = with_advantages(drawn, rng.normal(scale=4.0, size=SAMPLES))
+        drawn = replace(drawn, trained=np.array([index != 4, index not in (2, 4), index != 4]))
+        log_probs = drawn.rows("policy_log_probs")
+        old = near(log_probs, 0.1)
+        experiences.append(drawn.with_tokens(old_log_probs=old, reference_log_probs=near(log_probs, 0.3)))
     return experiences
 
 
