@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from mindrlhf.backend.devices import find_device
+from mindrlhf.backend.devices import DEVICES
 from mindrlhf.configs.base import DeviceTarget
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.model_settings import GROUP, SAMPLING_KEYS
@@ -28,7 +28,7 @@ def default_model_yaml(
     Raises UserError.
     """
     values = {
-        "model": {"model_config": find_device(device).default_dtypes.get(role, {})},
+        "model": {"model_config": DEVICES[device].default_dtypes.get(role, {}) if device in DEVICES else {}},
         "parallel_config": {"model_parallel": tensor_parallel},
         "context": {"device_target": device},
     }
