@@ -178,7 +178,7 @@ def forecast_row(job, prompt: int) -> Row:
     from mindrlhf.memory import estimate
     from mindrlhf.memory.step_time import measured_rates, step_seconds
 
-    work = estimate.Work.of(job.config, job.model, job.train, job.infer, estimate.Lengths(prompt))
+    work = estimate.Work.of(job.config, job.roles, job.train, job.infer, estimate.Lengths(prompt))
     seconds = step_seconds(work, measured_rates(work))
     logprob = seconds.get("ref", 0.0) + seconds.get("old_log_prob", 0.0)
     row = dict.fromkeys(COLUMNS) | {"gen": seconds["gen"], "logprob": logprob, "train": seconds["update_actor"]}

@@ -11,6 +11,7 @@ from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.flags import SFTFlags, TrainFlags
+from mindrlhf.model_roles import POLICY, RoleModel
 from mindrlhf.models.parameters import parameter_count
 
 
@@ -33,23 +34,32 @@ NOT_FLAGS = ("overrides", "from_verl", "settings")  # the settings contain these
 class Job:
     """Run with checked settings; MindSpore has not been touched yet.
 
-    train, infer: model YAMLs of the graphs that train and generate; fine-tuning has one for both. policy_path,
-    reference_path, critic_path: paths of the initial weights; None for random weights, and for a role that the run does
-    not have. teacher: its path and architecture.
+    train, infer: model YAMLs of the graphs that train and generate; fine-tuning has one for both. roles: the models of
+    the roles that the run has, by their names in `model_roles.ROLES`.
     """
 
     flags: TrainFlags | SFTFlags
     config: GRPOSettings | SFTSettings
     train: ModelYaml
     infer: ModelYaml
-    model: ModelConfig
+    roles: Mapping[str, RoleModel]
     tokenizer: Tokenizer
-    policy_path: str | None
-    reference_path: str | None
-    critic_path: str | None
     output: Path
     objects: Objects = NO_OBJECTS
-    teacher: tuple[str, ModelConfig] | None = None
+
+    @property
+    def yamls(self) -> dict[str, ModelYaml]:
+        """Model YAMLs by the names of layouts in `model_roles.Role`."""
+        return {"train": self.train, "infer": self.infer}
+
+    @property
+    def policy(self) -> RoleModel:
+        return self.roles[POLICY.name]
+
+    @property
+    def model(self) -> ModelConfig:
+        """Architecture of the policy."""
+        return self.policy.model
 
     def described(self) -> dict[str, Any]:
         """Return all settings, for people and for comparing runs."""

@@ -4,12 +4,14 @@ Phases, the memory plan, operations, checks, checkpoints, reports and the builde
 the order in which roles are opened, and in which they score a step's responses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.files.naming import MODEL_FOLDER
+from mindrlhf.models.parameters import ParameterSpec
 
 # Memory groups of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
 SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
@@ -51,18 +53,23 @@ class Training:
 class Role:
     """Role of a model.
 
-    weights: memory groups of its own weights. layout: the model YAML of its layout. value_head: see `ModelConfig`.
-    flag: names the path of its first weights. settings: its group of settings. reads: further memory groups that it
-    needs. scoring, training: None without. checkpoint: kind of its weights in checkpoints, if training changes them.
-    folder: in `--save_ckpt_dir`, if it is exported. A memory group is a set of parameters that enter and leave memory
-    together (`memory.residency`).
+    title: what messages call it. weights: memory groups of its own weights. used: tests the settings of a GRPO run for
+    the role. layout: the model YAML of its layout. value_head: see `ModelConfig`. flag: names the path of its first
+    weights, by default the policy's; they have the policy's architecture. setting: names the path instead; its model
+    may have any architecture. settings: its group of settings. reads: further memory groups that it needs. scoring,
+    training: None without. checkpoint: kind of its weights in checkpoints, if training changes them. folder: in
+    `--save_ckpt_dir`, if it is exported. A memory group is a set of parameters that enter and leave memory together
+    (`memory.residency`).
     """
 
     name: str
+    title: str
     weights: tuple[str, ...]
+    used: Callable[[Any], bool] = lambda config: True
     layout: Literal["train", "infer"] = "train"
     value_head: bool = False
     flag: str | None = None
+    setting: str | None = None
     settings: str | None = None
     reads: tuple[str, ...] = ()
     scoring: Scoring | None = None
@@ -71,8 +78,26 @@ class Role:
     folder: str | None = None
 
 
+@dataclass(frozen=True)
+class RoleModel:
+    """Model that has a role in a run.
+
+    path: of its first weights; None for random ones. model: its architecture. shares: it uses the policy's weights for
+    all parameters but those of its adapters.
+    """
+
+    path: str | None
+    model: ModelConfig
+    shares: bool = False
+
+    def own(self, specs: Iterable[ParameterSpec]) -> list[ParameterSpec]:
+        """Select the parameters that it does not share with the policy."""
+        return [spec for spec in specs if spec.adapts or not self.shares]
+
+
 POLICY = Role(
     "policy",
+    title="policy",
     weights=(SHARED, TRAIN),
     flag="load_sft_checkpoint_train",
     reads=(SHARED_BASE, TRAIN_BASE),
@@ -92,15 +117,26 @@ POLICY = Role(
 )
 REFERENCE = Role(
     "reference",
+    title="reference model",
+    used=lambda config: config.algorithm.beta > 0,
     weights=("reference",),
     flag="load_ref_checkpoint",
     reads=POLICY.reads,
     scoring=Scoring("ref", label="ref", array="reference_log_probs"),
     checkpoint="reference",
 )
-TEACHER = Role("teacher", weights=("teacher",), scoring=Scoring("teacher", label="teacher", array="teacher_log_probs"))
+TEACHER = Role(
+    "teacher",
+    title="teacher",
+    used=lambda config: config.algorithm.teacher is not None,
+    weights=("teacher",),
+    setting="algorithm.teacher",
+    scoring=Scoring("teacher", label="teacher", array="teacher_log_probs"),
+)
 CRITIC = Role(
     "critic",
+    title="critic",
+    used=lambda config: config.algorithm.uses_critic,
     weights=("critic",),
     value_head=True,
     flag="load_critic_checkpoint",
@@ -121,6 +157,7 @@ CRITIC = Role(
 )
 GENERATOR = Role(
     "generator",
+    title="generator",
     weights=(SHARED, INFER),
     layout="infer",
     flag="load_sft_checkpoint_infer",

@@ -14,10 +14,10 @@ from jinja2 import Environment, StrictUndefined
 from mindrlhf.checkpoint.hf import CARD_FILE, CURVE_FILE
 from mindrlhf.checkpoint.open import hf_folder
 from mindrlhf.configs.base import Settings
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import flatten
 from mindrlhf.files.printable import printable
 from mindrlhf.hub.names import id_of, is_id
-from mindrlhf.job import Job
 from mindrlhf.metrics.console import guide
 from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.types import Prompt
@@ -104,18 +104,21 @@ def adapter_card(card: Mapping[str, bytes]) -> dict[str, bytes]:
     return {**card, CARD_FILE: text} if card else {}
 
 
-def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
-    """Make the card of a GRPO run of `total` steps."""
-    algorithm = job.config.algorithm
-    config = job.config
+def card_of_run(
+    config: GRPOSettings, path: str | None, source: Path | str, prompts: Sequence[Prompt], total: int
+) -> ModelCard:
+    """Make the card of a GRPO run of `total` steps.
+
+    path: of the first weights. source: of the prompts.
+    """
+    algorithm = config.algorithm
     kl = f", KL ({algorithm.kl_estimator}) with weight {algorithm.beta:g}" if algorithm.beta else ""
     method = (
         f"reinforcement learning: {algorithm.advantage} advantages, {algorithm.policy_loss} loss{kl}; {total} steps of "
         f"{config.data.prompts_per_step} prompts with {config.rollout.num_generations} answers each"
     )
-    file = job.flags.replay or job.flags.mind_dataset_dir
     tasks = [prompt.fields.get("task", "") for prompt in prompts]
-    return describe(job.policy_path, method, file, f"{len(prompts)} prompts", tasks, config)
+    return describe(path, method, source, f"{len(prompts)} prompts", tasks, config)
 
 
 def describe(

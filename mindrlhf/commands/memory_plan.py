@@ -36,7 +36,7 @@ from mindrlhf.phases import PHASES
 from mindrlhf.reshard.plan import Plan, plan
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.run.training_data import read_problems, total_steps
-from mindrlhf.trainer.check import read_model, read_settings, read_teacher
+from mindrlhf.trainer.check import read_model, read_roles, read_settings
 from mindrlhf.types import Prompt
 from mindrlhf.units import GIB, size
 
@@ -85,7 +85,7 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     prompt = work.lengths.prompt
     prompts = config.data.prompts_per_step
     samples, response = config.rollout.num_generations, config.rollout.max_new_tokens
-    flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations, work.teacher)
+    flops = phase_flops(work.roles, [(prompt, [response], samples)], config.algorithm.num_iterations)
     ranks = work.rank_plans()
     fits = max(rank.peak for rank in ranks) <= limit
     return {
@@ -159,7 +159,7 @@ def read_work(
     problems = problems[: config.validation.limit]
     steps = total_steps(config, len(rows)) if rows or config.trainer.total_steps else None
     lengths = Lengths(prompt, len(problems), _longest(problems))
-    return Work.of(config, model, *yamls, lengths, read_teacher(config, weights=False)), source, steps
+    return Work.of(config, read_roles(flags, config, model, weights=False), *yamls, lengths), source, steps
 
 
 def _longest(prompts: list[Prompt]) -> int:

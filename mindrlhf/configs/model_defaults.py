@@ -10,14 +10,17 @@ from mindrlhf.configs.model_settings import GROUP, SAMPLING_KEYS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, typed_model_yaml
 from mindrlhf.configs.yaml_file import Layer
 
-Role = Literal["train", "infer"]
+LayoutName = Literal["train", "infer"]
 
-# Role -> keys of model_config in its YAML that the other role does not take from there.
-OF_ONE_ROLE: Mapping[Role, Sequence[str]] = {"train": (*SAMPLING_KEYS, "pet_config"), "infer": ("param_init_type",)}
+# Layout -> keys of model_config in its YAML that the other role does not take from there.
+OF_ONE_ROLE: Mapping[LayoutName, Sequence[str]] = {
+    "train": (*SAMPLING_KEYS, "pet_config"),
+    "infer": ("param_init_type",),
+}
 
 
 def default_model_yaml(
-    role: Role, device: DeviceTarget, workers: int = 1, tensor_parallel: int = 1, overrides: Sequence[str] = ()
+    role: LayoutName, device: DeviceTarget, workers: int = 1, tensor_parallel: int = 1, overrides: Sequence[str] = ()
 ) -> ModelYaml:
     """Build the model YAML of a role that has no file.
 
@@ -38,7 +41,7 @@ def default_model_yaml(
 
 
 def model_yaml_of_other_role(
-    role: Role, other: ModelYaml, theirs: Sequence[str] = (), overrides: Sequence[str] = ()
+    role: LayoutName, other: ModelYaml, theirs: Sequence[str] = (), overrides: Sequence[str] = ()
 ) -> ModelYaml:
     """Read a role's model YAML from the file of the other role.
 
@@ -65,7 +68,7 @@ def _with_all_workers(yaml: ModelYaml, workers: int) -> ModelYaml:
 
 
 def open_model_yaml(
-    role: Role,
+    role: LayoutName,
     path: str | None,
     device: DeviceTarget,
     workers: int,

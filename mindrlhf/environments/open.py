@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.configs.grpo import RolloutSettings
+from mindrlhf.configs.grpo import GRPOSettings, RolloutSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tool_formats import load_tool_format
 from mindrlhf.data.turns import TurnTemplate
@@ -13,7 +13,6 @@ from mindrlhf.environments.conversations import Conversations
 from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.environments.protocol import READY
 from mindrlhf.environments.ready.code_interpreter import describe
-from mindrlhf.job import Job
 from mindrlhf.models.axes import TENSOR
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.rollout.partner import Partner, SharedPartner
@@ -21,21 +20,26 @@ from mindrlhf.rollout.partner import Partner, SharedPartner
 ONLY = "environment"  # name of a single environment
 
 
-def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partner | None:
+def open_partner(
+    config: GRPOSettings,
+    tokenizer: Tokenizer,
+    generating: Partition | None,
+    collectives: Collectives,
+    stack: ExitStack,
+) -> Partner | None:
     """Open the partner of conversations on ranks that generate; None without one.
 
-    It runs on the first rank of each replica. `stack` ends its processes. Raises UserError for environments, tools and
-    chat templates that do not work.
+    generating: this rank's part of the model that generates. The partner runs on the first rank of each replica.
+    `stack` ends its processes. Raises UserError for environments, tools and chat templates that do not work.
     """
-    settings = job.config.rollout
+    settings = config.rollout
     if not settings.converses:
         return None
-    generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
     if not generating:
         return None
-    first = generating.first_of_replica
-    variables = job.config.data.chat_template_kwargs
-    own = open_conversations(settings, job.tokenizer, job.config.seed, stack, variables) if first else None
+    own = None
+    if generating.first_of_replica:
+        own = open_conversations(settings, tokenizer, config.seed, stack, config.data.chat_template_kwargs)
     group = generating.mesh.group(collectives.world.rank, TENSOR)
     return SharedPartner(own, lambda value: collectives.broadcast_object(value, group[0], group)) if group[1:] else own
 

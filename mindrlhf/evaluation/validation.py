@@ -4,11 +4,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrlhf.configs.grpo import RewardFunctionSettings
+from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
 from mindrlhf.evaluation.pass_at_k import validation_metrics
 from mindrlhf.files.naming import TEXT, VALIDATION_FOLDER, step_path
-from mindrlhf.job import Job
+from mindrlhf.job import Objects
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import ModelPart
@@ -41,7 +44,10 @@ class Validation:
 
 
 def open_validation(
-    job: Job,
+    config: GRPOSettings | SFTSettings,
+    objects: Objects,
+    tokenizer: Tokenizer,
+    output: Path,
     generator: ModelPart,
     problems: list[Prompt],
     stack: ExitStack,
@@ -50,12 +56,13 @@ def open_validation(
 ) -> Validation | None:
     """Open the evaluation of held-out problems, divided among replicas; None without problems.
 
-    Objects to close go on `stack`. partner: of conversations. total_steps: of the training.
+    objects: of the calling program. output: folder of the run. Objects to close go on `stack`. partner: of
+    conversations. total_steps: of the training.
     """
     if not problems:
         return None
-    config = job.config
     collectives = generator.collectives
+    model = generator.partition.model
     settings = config.held_out
     sampling = settings.sampling
     share = problems[generator.data_parallel.rank :: generator.data_parallel.size]
@@ -65,19 +72,29 @@ def open_validation(
         name = sampling.reward or reward_of(problems, settings.source, "set validation.reward")
         judging = judging.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})
     if generator.partition.first_of_replica:
-        rewards = stack.enter_context(RewardRunner(judging, job.objects.functions, total_steps))
+        rewards = stack.enter_context(RewardRunner(judging, objects.functions, total_steps))
         rewards.check_ground_truths(problems, settings.source)
     slots = slot_count(settings.max_slots, len(share) * sampling.num_generations)
     longest = max(len(prompt.token_ids) for prompt in problems)
     evaluator = Evaluator(
-        engine=Engine.of_job(job, generator.decoder, sampling, slots, longest, config.seed + SEED_SHIFT),
+        engine=Engine(
+            model,
+            generator.decoder,
+            sampling,
+            slots,
+            longest,
+            stop_ids(tokenizer, model),
+            config.seed + SEED_SHIFT,
+            config.train.length_bucket,
+            tokenizer.decode,
+        ),
         prompts=share,
         num_generations=sampling.num_generations,
         rewards=rewards,
-        decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
+        decode=lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True),
         gather=lambda own: [answer for part in collectives.all_gather_object(own) for answer in part],
         progress=Progress(config.trainer.progress and collectives.is_first),
         partner=partner,
     )
-    folder = job.output / VALIDATION_FOLDER if collectives.is_first else None
+    folder = output / VALIDATION_FOLDER if collectives.is_first else None
     return Validation(evaluator, folder)

@@ -17,7 +17,7 @@ from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
-from mindrlhf.model_roles import CRITIC, GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, ROLES, TEACHER
+from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, ROLES, RoleModel
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Layout
@@ -64,11 +64,12 @@ class RankPlan:
 class Work:
     """Sizes of a job that determine its memory.
 
-    models: role of the run -> every rank's part of its model. fused: graphs have the operators of `backend.native`.
+    roles: of the job. models: role -> every rank's part of its model. fused: graphs have the operators of
+    `backend.native`.
     """
 
     config: GRPOSettings
-    model: ModelConfig
+    roles: Mapping[str, RoleModel]
     train: ModelYaml
     infer: ModelYaml
     lengths: Lengths
@@ -79,26 +80,23 @@ class Work:
     def of(
         cls,
         config: GRPOSettings,
-        model: ModelConfig,
+        roles: Mapping[str, RoleModel],
         train: ModelYaml,
         infer: ModelYaml,
         lengths: Lengths,
-        teacher: tuple[str, ModelConfig] | None = None,
     ) -> "Work":
-        """Compute the sizes; UserError if a layout does not divide a model.
-
-        teacher: see `Job`.
-        """
-        named = {POLICY: model, GENERATOR: model}
-        named |= {REFERENCE: model} if config.algorithm.beta > 0 else {}
-        named |= {TEACHER: teacher[1]} if teacher else {}
-        named |= {CRITIC: model.as_critic()} if config.algorithm.uses_critic else {}
+        """Compute the sizes; UserError if a layout does not divide a model."""
         models = {
-            role.name: Partition.every_rank(train if role.layout == "train" else infer, one)
-            for role, one in named.items()
+            name: Partition.every_rank(train if ROLES[name].layout == "train" else infer, one.model)
+            for name, one in roles.items()
         }
         fused = not train.context.device.fused_problem()
-        return cls(config, model, train, infer, lengths, models, fused)
+        return cls(config, roles, train, infer, lengths, models, fused)
+
+    @property
+    def model(self) -> ModelConfig:
+        """Architecture of the policy."""
+        return self.roles["policy"].model
 
     def yaml(self, role: str) -> ModelYaml:
         """Model YAML of a role's layout."""
@@ -113,12 +111,6 @@ class Work:
     def infers(self) -> Sequence[Partition]:
         """Parts of the policy in generation, of every rank."""
         return self.models["generator"]
-
-    @property
-    def teacher(self) -> ModelConfig | None:
-        """Architecture of the teacher; None without one."""
-        parts = self.models.get("teacher")
-        return parts[0].model if parts else None
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -234,20 +226,12 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
         if role is POLICY:
             weights |= _policy(part, infer, apart, _packed_bytes(work, infer))
         elif role is not GENERATOR:
-            own = _reference(work.config, part) if role is REFERENCE else part.specs
-            weights[role.weights[0]] = [_bytes(part, own) + apart]
+            weights[role.weights[0]] = [_bytes(part, work.roles[name].own(part.specs)) + apart]
     caches = {
         group: [sum(activations.cache_bytes(generating, engine) for engine in work.engines(phase))]
         for group, phase in ((phases.CACHE, "gen"), (phases.VALIDATION_CACHE, "testing"))
     }
     return {group: sizes for group, sizes in (weights | updates | caches).items() if sum(sizes)}
-
-
-def _reference(config: GRPOSettings, train: Partition) -> list[ParameterSpec]:
-    """List a reference's own rows; with adapters it shares all others."""
-    if train.model.adapter is None:
-        return train.specs
-    return train.trained if config.lora.reference == "start" else []
 
 
 def _packed_bytes(work: Work, infer: Partition) -> dict[bool, int]:

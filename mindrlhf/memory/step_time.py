@@ -68,7 +68,7 @@ def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
     """Compute seconds of each phase of a step that runs a model."""
     config, lengths = work.config, work.lengths
     groups = [(lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
-    flops = phase_flops(work.model, groups, config.algorithm.num_iterations, work.teacher)
+    flops = phase_flops(work.roles, groups, config.algorithm.num_iterations)
     prompts, seconds = config.data.prompts_per_step / len(work.trains), {}
     again = work.train.recomputes or work.train.parallel.pipeline_stage > 1
     for name in work.phases:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.timer import COMPILE, STEP
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.phases import PHASES
 from mindrlhf.types import Experience
 
@@ -33,24 +34,19 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
     return matrices * (prompt + answered) + head * answered + 4 * layers * attention * seen
 
 
-def phase_flops(
-    model: ModelConfig, groups: Sequence[tuple], iterations: int, teacher: ModelConfig | None = None
-) -> dict[str, float]:
+def phase_flops(roles: Mapping[str, RoleModel], groups: Sequence[tuple], iterations: int) -> dict[str, float]:
     """Count a step's operations by phase.
 
-    groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under adapters have no
-    gradients. Without a teacher there is no entry of its phase.
+    roles: see `Job`. groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under
+    adapters have no gradients.
     """
-    frozen = model.adapter is not None
-    models = dict.fromkeys(("policy", "reference", "generator"), model) | {"critic": model.as_critic()}
-    models |= {"teacher": teacher} if teacher else {}
-    once = {name: sum(forward_flops(one, *group) for group in groups) for name, one in models.items()}
+    once = {name: sum(forward_flops(one.model, *group) for group in groups) for name, one in roles.items()}
     return {
-        name: (phase.passes - (frozen and phase.kind == "update" and phase.role == "policy"))
+        name: (phase.passes - (phase.kind == "update" and roles[phase.role].model.adapter is not None))
         * (iterations if phase.kind == "update" else 1)
         * once[phase.role]
         for name, phase in PHASES.items()
-        if phase.passes and phase.role in once
+        if phase.passes and phase.role in roles
     }
 
 
@@ -58,15 +54,14 @@ def phase_flops(
 class Utilization:
     """Utilization of the machine: adds `perf/mfu` and its parts to a step's metrics.
 
-    model: the policy's, and except for its head the critic's. teacher: None without one. ceiling: of this process, in
-    FLOP per second. iterations: passes of updates over a step's groups. exceeded: factor by which a phase has been
-    faster than the ceiling: a busy machine may have lowered the ceiling when it was measured.
+    roles: see `Job`. ceiling: of this process, in FLOP per second. iterations: passes of updates over a step's groups.
+    exceeded: factor by which a phase has been faster than the ceiling: a busy machine may have lowered the ceiling when
+    it was measured.
     """
 
-    model: ModelConfig
+    roles: Mapping[str, RoleModel]
     ceiling: float
     iterations: int
-    teacher: ModelConfig | None = None
     exceeded: float = 1.0
 
     def add(
@@ -78,8 +73,8 @@ class Utilization:
         a rank that computes a part of another one's work. drawn: the groups that the step has generated. A rank that
         built a graph in this step is left out of the phases' values, because their seconds lack the graph's first run.
         """
-        trained = phase_flops(self.model, groups, self.iterations, self.teacher)
-        answered = phase_flops(self.model, drawn, self.iterations)
+        trained = phase_flops(self.roles, groups, self.iterations)
+        answered = phase_flops(self.roles, drawn, self.iterations)
         whole = 0.0
         for phase, flops in (trained | {"gen": answered["gen"]}).items():
             if phase not in seconds:

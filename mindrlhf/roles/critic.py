@@ -1,14 +1,16 @@
 """PPO's critic: values before a step's updates, and updates towards the returns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights, checkpoint_config, checkpoint_reader
 from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.job import Job
-from mindrlhf.model_roles import CRITIC
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.model_roles import CRITIC, POLICY, RoleModel
 from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.roles.part import ModelPart
@@ -33,29 +35,42 @@ class Critic(ModelPart):
     role = CRITIC
     what = "trained critic"
 
-    def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
-        super().__init__(job.train, job.model.as_critic(), collectives, max_positions)
-        self.settings, train, part = job.config.critic, job.config.train, self.partition
-        kind = self.role.checkpoint
-        self.load(checkpoint_reader(checkpoint, kind, part.model, part) if checkpoint else _reader(job, part))
-        objective, swap = value_objective(self.settings.value_clip), job.config.memory.swap
-        updater = self.open_updater(Values(self.decoder), objective, self.settings.optimizer, train, swap)
-        self._updates = Updates("critic", updater, self.data_parallel, "token-mean")
-        self.scorer = Scorer(Values(self.decoder), train, self.pipeline)
+    def __init__(
+        self,
+        config: GRPOSettings,
+        yamls: Mapping[str, ModelYaml],
+        roles: Mapping[str, RoleModel],
+        collectives: Collectives,
+        max_positions: int,
+        checkpoint: Checkpoint | None = None,
+    ):
+        critic = roles[self.role.name]
+        super().__init__(yamls["train"], critic.model, collectives, max_positions)
+        self.settings = getattr(config, self.role.settings)
+        part = self.partition
+        if checkpoint:
+            self.load(checkpoint_reader(checkpoint, self.role.checkpoint, part.model, part))
+        else:
+            self.load(_reader(critic.path, roles[POLICY.name].model.base, config.seed, yamls["train"], part))
+        objective = value_objective(self.settings.value_clip)
+        optimizer = self.settings.optimizer
+        updater = self.open_updater(Values(self.decoder), objective, optimizer, config.train, config.memory.swap)
+        self._updates = Updates(self.role.title, updater, self.data_parallel, "token-mean")
+        self.scorer = Scorer(Values(self.decoder), config.train, self.pipeline)
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[int], None]) -> Update:
         """Make one optimizer update from a mini-batch with values and returns."""
         return self._updates.update(experiences, rate, progress)
 
 
-def _reader(job: Job, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:
+def _reader(
+    path: str | None, policy: ModelConfig, seed: int, yaml: ModelYaml, part: Partition
+) -> Callable[[ParameterSpec], np.ndarray]:
     """Read the critic's parameters from a critic's checkpoint, or from a policy's."""
-    path, seed = job.critic_path, job.config.seed
     stored = checkpoint_config(path)
     if stored is not None and stored.value_head:
         return Weights(path, part.model, seed).reader(part)
-    model = job.model.base
-    read = Weights(path, model, seed).reader(Partition.of_yaml(job.train, model, part.rank))
+    read = Weights(path, policy, seed).reader(Partition.of_yaml(yaml, policy, part.rank))
 
     def read_or_zero(spec: ParameterSpec) -> np.ndarray:
         return np.zeros(part.shape(spec), np.float32) if spec.name == VALUE_HEAD else read(spec)

@@ -1,10 +1,12 @@
 """Fine-tuned model: trained to make demonstrated answers more probable."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.job import Job
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.roles.policy_updates import Advance, Updates
 from mindrlhf.roles.trained import TrainedModel
 from mindrlhf.training.batch import SequenceGroup
@@ -22,9 +24,16 @@ class FineTuned(TrainedModel):
 
     what = "fine-tuned model"
 
-    def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
-        super().__init__(job, collectives, max_positions, checkpoint)
-        config = job.config
+    def __init__(
+        self,
+        config: SFTSettings,
+        yamls: Mapping[str, ModelYaml],
+        roles: Mapping[str, RoleModel],
+        collectives: Collectives,
+        max_positions: int,
+        checkpoint: Checkpoint | None = None,
+    ):
+        super().__init__(config, yamls, roles, collectives, max_positions, checkpoint)
         head = PolicyLogProbs(self.decoder_for_updates(), temperature=1.0)
         updater = self.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train, seed=config.seed)
         self._updates = Updates(self.what, updater, self.data_parallel, "token-mean")

@@ -1,13 +1,17 @@
 """Policy in the generation layout."""
 
+from collections.abc import Iterator, Mapping
+
 from mindspore import Parameter
 
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.job import Job
-from mindrlhf.model_roles import GENERATOR
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.model_roles import GENERATOR, RoleModel
 from mindrlhf.models.packed import PackedWeights
 from mindrlhf.models.parameters import decoded_rows
-from mindrlhf.roles.part import ModelPart, Parameters
+from mindrlhf.roles.part import MemoryGroup, ModelPart, Parameters
 
 
 class Generator(ModelPart):
@@ -18,12 +22,25 @@ class Generator(ModelPart):
     """
 
     role = GENERATOR
-    what = "generator"
 
-    def __init__(self, job: Job, collectives: Collectives, max_positions: int):
-        super().__init__(job.infer, job.model, collectives, max_positions)
-        self._weights = job.config.rollout.weights
+    def __init__(
+        self,
+        config: GRPOSettings,
+        yamls: Mapping[str, ModelYaml],
+        roles: Mapping[str, RoleModel],
+        collectives: Collectives,
+        max_positions: int,
+        checkpoint: Checkpoint | None = None,
+    ):
+        super().__init__(yamls["infer"], roles[self.role.name].model, collectives, max_positions)
+        self._weights = config.rollout.weights
         self._packed: PackedWeights | None = None
+
+    def join(self, policy: ModelPart) -> None:
+        policy.publish_to(self)
+
+    def memory_groups(self) -> Iterator[MemoryGroup]:
+        yield from ()  # the policy registers them
 
     def hold(self, parameters: Parameters) -> None:
         super().hold(parameters)

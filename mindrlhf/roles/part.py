@@ -161,6 +161,9 @@ class ModelPart:
         """List the parameters that belong to no other part."""
         return list(self.parameters.values())
 
+    def join(self, policy: "ModelPart") -> None:
+        """Complete a part that uses the policy's weights, once all parts are open."""
+
     def memory_groups(self) -> Iterator[MemoryGroup]:
         """Yield (group, parameters, True if all are zero); groups as in `memory.residency`."""
         apart = self.updater.optimizer.own_rows if self.updater else []

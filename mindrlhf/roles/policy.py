@@ -5,8 +5,9 @@ from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.model_yaml import rounds_rollouts
-from mindrlhf.job import Job
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective
 from mindrlhf.roles.trained import TrainedModel
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -20,17 +21,25 @@ class Policy(TrainedModel):
     scores_old: they are the old log-probs; otherwise a step's first update gives these.
     """
 
-    def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
-        loss = job.config.algorithm.loss()  # first, because it may refuse its options
-        super().__init__(job, collectives, max_positions, checkpoint)
-        config, algorithm = job.config, job.config.algorithm
-        temperature, dropout = config.rollout.temperature, job.model.dropout
+    def __init__(
+        self,
+        config: GRPOSettings,
+        yamls: Mapping[str, ModelYaml],
+        roles: Mapping[str, RoleModel],
+        collectives: Collectives,
+        max_positions: int,
+        checkpoint: Checkpoint | None = None,
+    ):
+        loss = config.algorithm.loss()  # first, because it may refuse its options
+        super().__init__(config, yamls, roles, collectives, max_positions, checkpoint)
+        algorithm = config.algorithm
+        temperature, dropout = config.rollout.temperature, self.partition.model.dropout
         head = PolicyLogProbs(self.decoder_for_updates(), temperature, entropy_gradient=algorithm.entropy_coef > 0)
         objective, swap = open_objective(config, loss, dropout), config.memory.swap
         updater = self.open_updater(head, objective, config.optimizer, config.train, swap, config.seed)
         self.update = PolicyUpdates(config, updater, loss, self.data_parallel)
         self.scores_old = algorithm.scores_old_policy(dropout)
-        rounds = rounds_rollouts(job.train, job.infer, config.rollout.weights)
+        rounds = rounds_rollouts(yamls["train"], yamls["infer"], config.rollout.weights)
         if self.scores_old or (rounds and (algorithm.reads_policy or loss.select)):
             self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature), config.train, self.pipeline)
         self.verifies = config.rollout.verify_weights

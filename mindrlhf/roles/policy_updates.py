@@ -10,6 +10,7 @@ from mindrlhf.algorithms.losses import PolicyLoss
 from mindrlhf.algorithms.rollout_correction import importance_weights
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.metrics.progress import Advance
+from mindrlhf.model_roles import POLICY
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.training.batch import Rows, SequenceGroup
 from mindrlhf.training.objective import Objective, policy_objective
@@ -58,7 +59,7 @@ class PolicyUpdates(Updates):
     def __init__(self, config: GRPOSettings, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel):
         algorithm = config.algorithm
         limit = algorithm.aggregation_tokens or config.rollout.max_new_tokens
-        super().__init__("policy", updater, data_parallel, loss.aggregation or algorithm.aggregation, limit)
+        super().__init__(POLICY.title, updater, data_parallel, loss.aggregation or algorithm.aggregation, limit)
         self._config, self._loss, self._count = config, loss, 0
 
     def __call__(

@@ -8,8 +8,10 @@ from mindspore import Parameter
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights
-from mindrlhf.job import Job
-from mindrlhf.model_roles import REFERENCE
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.model_roles import REFERENCE, RoleModel
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.roles.part import Arrays, ModelPart
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -47,16 +49,23 @@ class Reference(ModelPart):
     """
 
     role = REFERENCE
-    what = "reference model"
 
-    def __init__(self, job: Job, collectives: Collectives, max_positions: int):
-        lora, algorithm, self._config = job.config.lora, job.config.algorithm, job.config
-        shares = job.model.adapter is not None and job.reference_path == job.policy_path
-        model = job.model if shares and lora.reference == "start" else job.model.base
-        super().__init__(job.train, model, collectives, max_positions)
-        weights = Weights(job.reference_path, model, job.config.seed, model.adapter and lora.adapter_path)
-        own = [spec for spec in self.partition.specs if spec.adapts or not shares]
-        self._own = build_parameters(own, weights.reader(self.partition))
+    def __init__(
+        self,
+        config: GRPOSettings,
+        yamls: Mapping[str, ModelYaml],
+        roles: Mapping[str, RoleModel],
+        collectives: Collectives,
+        max_positions: int,
+        checkpoint: Checkpoint | None = None,
+    ):
+        reference = roles[self.role.name]
+        model = reference.model
+        algorithm = config.algorithm
+        self._config = config
+        super().__init__(yamls["train"], model, collectives, max_positions)
+        weights = Weights(reference.path, model, config.seed, model.adapter and config.lora.adapter_path)
+        self._own = build_parameters(reference.own(self.partition.specs), weights.reader(self.partition))
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)
 
     def join(self, policy: ModelPart) -> None:

@@ -1,9 +1,13 @@
 """Teacher of on-policy distillation: a frozen model that scores the policy's tokens."""
 
+from collections.abc import Mapping
+
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights
-from mindrlhf.job import Job
-from mindrlhf.model_roles import TEACHER
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.model_roles import TEACHER, RoleModel
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
@@ -16,10 +20,17 @@ class Teacher(ModelPart):
     """
 
     role = TEACHER
-    what = "teacher"
 
-    def __init__(self, job: Job, collectives: Collectives, max_positions: int):
-        config, (path, model) = job.config, job.teacher
-        super().__init__(job.train, model, collectives, max_positions)
-        self.load(Weights(path, model, config.seed).reader(self.partition))
+    def __init__(
+        self,
+        config: GRPOSettings,
+        yamls: Mapping[str, ModelYaml],
+        roles: Mapping[str, RoleModel],
+        collectives: Collectives,
+        max_positions: int,
+        checkpoint: Checkpoint | None = None,
+    ):
+        teacher = roles[self.role.name]
+        super().__init__(yamls["train"], teacher.model, collectives, max_positions)
+        self.load(Weights(teacher.path, teacher.model, config.seed).reader(self.partition))
         self.scorer = Scorer(PolicyLogProbs(self.decoder, config.rollout.temperature), config.train, self.pipeline)

@@ -1,6 +1,6 @@
 """Trained model, whose weights also generate."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from mindspore import Parameter, Tensor
@@ -8,8 +8,10 @@ from mindspore import Parameter, Tensor
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights, continued_reader
 from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.job import Job
-from mindrlhf.model_roles import POLICY, POLICY_GROUPS
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.model_roles import POLICY, POLICY_GROUPS, RoleModel
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
@@ -21,7 +23,7 @@ from mindrlhf.roles.part import MemoryGroup, ModelPart, Parameters
 class TrainedModel(ModelPart):
     """Trained model in the training layout; a derived class opens its updater.
 
-    Its weights come from a resumed run's checkpoint, else from the job's policy path. verifies: compare
+    Its weights come from a resumed run's checkpoint, else from the policy's path. verifies: compare
     checksums of the published weights with the trained ones.
     """
 
@@ -29,9 +31,18 @@ class TrainedModel(ModelPart):
     what = "trained model"
     verifies = False
 
-    def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
-        super().__init__(job.train, job.model, collectives, max_positions)
-        first = Weights(job.policy_path, job.model, job.config.seed, job.config.lora.adapter_path)
+    def __init__(
+        self,
+        config: GRPOSettings | SFTSettings,
+        yamls: Mapping[str, ModelYaml],
+        roles: Mapping[str, RoleModel],
+        collectives: Collectives,
+        max_positions: int,
+        checkpoint: Checkpoint | None = None,
+    ):
+        policy = roles[self.role.name]
+        super().__init__(yamls["train"], policy.model, collectives, max_positions)
+        first = Weights(policy.path, policy.model, config.seed, config.lora.adapter_path)
         read = continued_reader(checkpoint, first, self.partition) if checkpoint else first.reader(self.partition)
         self.load(read)
         self._published: Parameters = {}

@@ -14,11 +14,9 @@ import numpy as np
 from mindspore import Tensor
 
 from mindrlhf.backend.compile.graph import compile_seconds
-from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
-from mindrlhf.job import Job
 from mindrlhf.metrics.progress import Advance
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
@@ -93,15 +91,6 @@ class Engine:
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens that a slot already contains; the sampler reads it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)
-
-    @classmethod
-    def of_job(
-        cls, job: Job, decoder: Decoder, sampling: SamplingSettings, slots: int, longest: int, seed: int
-    ) -> "Engine":
-        """Open an engine with this many slots; longest: prompt tokens."""
-        stops = stop_ids(job.tokenizer, job.model)
-        bucket, decode = job.config.train.length_bucket, job.tokenizer.decode
-        return cls(job.model, decoder, sampling, slots, longest, stops, seed, bucket, decode)
 
     def generate(
         self,

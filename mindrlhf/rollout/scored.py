@@ -6,7 +6,9 @@ from itertools import chain
 
 import numpy as np
 
-from mindrlhf.job import Job
+from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.phases import CACHE
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
@@ -27,21 +29,33 @@ class Rollouts:
 
     def __init__(
         self,
-        job: Job,
+        config: GRPOSettings,
+        tokenizer: Tokenizer,
         longest_prompt: int,
         generator: Generator,
         rewards: RewardRunner | None,
         run: Run,
         partner: Partner | None = None,
     ):
-        self._settings, self._rewards, self._run, self._partner = job.config.rollout, rewards, run, partner
-        self._decode = lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True)
+        self._settings, self._rewards, self._run, self._partner = config.rollout, rewards, run, partner
+        self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         greedy = self._settings.model_copy(update={"temperature": 0.0})
         # No engine has more slots than a round has responses.
-        responses = round_responses(job.config, generator.data_parallel.size)
+        responses = round_responses(config, generator.data_parallel.size)
         slots = [slot_count(self._settings.max_slots, count) if count else 0 for count in responses]
+        model = generator.partition.model
         self._engine, self._greedy = (
-            Engine.of_job(job, generator.rollout_decoder, sampling, count, longest_prompt, job.config.seed)
+            Engine(
+                model,
+                generator.rollout_decoder,
+                sampling,
+                count,
+                longest_prompt,
+                stop_ids(tokenizer, model),
+                config.seed,
+                config.train.length_bucket,
+                tokenizer.decode,
+            )
             if count
             else None
             for sampling, count in zip((self._settings, greedy), slots, strict=True)

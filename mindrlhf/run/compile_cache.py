@@ -1,6 +1,7 @@
 """Reuse of graphs that earlier runs compiled."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -8,7 +9,6 @@ from mindrlhf.backend.compile.graph import kept_graphs
 from mindrlhf.backend.compile.graph_cache import GRAPHS, GraphCache
 from mindrlhf.backend.process.launch import World
 from mindrlhf.files.user_cache import user_cache
-from mindrlhf.job import Job
 from mindrlhf.model_roles import ROLES
 
 _log = logging.getLogger(__name__)
@@ -26,12 +26,17 @@ NOT_COMPILED_INTO = {
 }
 
 
-def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
-    """Use this user's cached graphs of equal jobs, if enabled, until `stack` closes."""
-    if not job.flags.enable_compile_cache:
-        return
+def use_compile_cache(described: Mapping[str, Any], kind: str, world: World, stack: ExitStack) -> None:
+    """Use this user's cached graphs of equal jobs until `stack` closes.
+
+    described, kind: see `graph_settings`.
+    """
+
+    def key(name: str) -> str:
+        return f"{world} {graph_settings(described, kind, name)}"
+
     try:
-        cache = GraphCache(user_cache() / GRAPHS, world.rank, lambda name: f"{world} {graph_settings(job, name)}")
+        cache = GraphCache(user_cache() / GRAPHS, world.rank, key)
     except OSError as error:
         _log.warning("--enable_compile_cache: compiled graphs are not kept (%s)", error)
         return
@@ -40,19 +45,18 @@ def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
         stack.callback(lambda: print(cache, flush=True))
 
 
-def graph_settings(job: Job, name: str) -> dict[str, Any]:
+def graph_settings(described: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
     """Select the settings that are compiled into a graph.
 
-    Prompts, rewards, rates and the length of a run are not, so a run may continue with other values. name: the graph's.
+    Prompts, rewards, rates and the length of a run are not, so a run may continue with other values. described: see
+    `Job`; its settings have the key `kind`. name: the graph's.
     """
-    described = job.described()
-    kind = job.config.kind
     left_out = {
         group for beginning, groups in NOT_COMPILED_INTO.items() if name.startswith(beginning) for group in groups
     }
     left_out.update(NOT_COMPILED)
-    described[kind] = {group: own for group, own in described[kind].items() if group not in left_out}
+    found = {name: part for name, part in described.items() if name != "flags"}
+    found[kind] = {group: own for group, own in described[kind].items() if group not in left_out}
     for yaml in ("train_yaml", "infer_yaml"):
-        del described[yaml]["path"]
-    del described["flags"]
-    return described
+        found[yaml] = {key: value for key, value in described[yaml].items() if key != "path"}
+    return found

@@ -8,12 +8,16 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders
 from mindrlhf.checkpoint.open import Weights
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import flatten
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.run import RunSettings
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import step_of
 from mindrlhf.files.printable import printable
 from mindrlhf.files.settings_file import versions
-from mindrlhf.job import Job
+from mindrlhf.model_roles import POLICY, REFERENCE, RoleModel
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.run.report import RunData
 
@@ -23,25 +27,23 @@ _OPEN_FIELDS = ("eos_token_ids", "pad_token_id", "bos_token_id", "initializer_ra
 _MATTERS = ("trainer.total_steps", "trainer.epochs")
 
 
-def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
+def find_checkpoint(settings: RunSettings, folder: Path, collectives: Collectives) -> Checkpoint | None:
     """Find the checkpoint that `trainer.resume_mode` asks for, or None.
 
     All ranks find the same checkpoint and share the work of checking it. Raises `UserError` if other checkpoints in the
     folder would mix with the run's.
     """
-    trainer = job.config.trainer
-    folder = Path(job.flags.save_ckpt_dir)
     first = collectives.is_first
     present = step_folders(folder)
-    if trainer.resume_mode == "disable":
-        if present and not trainer.val_only:
+    if settings.resume_mode == "disable":
+        if present and not settings.val_only:
             found = f"--save_ckpt_dir {folder}: holds checkpoints of an earlier run ({present[0].name})"
             raise UserError(f"{found}; continue it with --resume_training auto, or give another folder.")
         return None
-    if trainer.resume_mode == "auto" and not present:
+    if settings.resume_mode == "auto" and not present:
         _say(first, f"{folder}: holds no checkpoint yet; starting at step 1")
         return None
-    path = folder if trainer.resume_mode == "auto" else Path(trainer.resume_from_path)
+    path = folder if settings.resume_mode == "auto" else Path(settings.resume_from_path)
     checkpoint, problems = choose(
         locate(path),
         lambda problem: next(filter(None, collectives.all_gather_object(problem)), None),
@@ -53,22 +55,29 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     return checkpoint
 
 
-def run_identity(job: Job, data: RunData) -> dict[str, Any]:
-    """Describe a run's identity as plain JSON values."""
+def run_identity(
+    config: GRPOSettings | SFTSettings, roles: Mapping[str, RoleModel], yaml: ModelYaml, data: RunData
+) -> dict[str, Any]:
+    """Describe a run's identity as plain JSON values.
+
+    yaml: of the graphs that train.
+    """
+    policy = roles[POLICY.name]
+    reference = roles.get(REFERENCE.name)
     return {
-        "settings": job.config.model_dump(mode="json"),
-        "model": job.model.model_dump(mode="json"),
+        "settings": config.model_dump(mode="json"),
+        "model": policy.model.model_dump(mode="json"),
         "prompts": data.fingerprint(),
-        "base": _base(job) if job.model.adapter else None,
-        "reference": job.reference_path,
+        "base": _base(policy, config.seed, yaml) if policy.model.adapter else None,
+        "reference": reference and reference.path,
         "versions": versions(),
     }
 
 
-def _base(job: Job) -> dict[str, Any]:
+def _base(policy: RoleModel, seed: int, yaml: ModelYaml) -> dict[str, Any]:
     """Describe the base model of the run's adapters; checkpoints do not hold its weights."""
-    base = Weights(job.policy_path, job.model, job.config.seed).base(Partition.every_rank(job.train, job.model)[0])
-    return {"path": base.name, "seed": job.config.seed, "fingerprint": base.fingerprint}
+    base = Weights(policy.path, policy.model, seed).base(Partition.every_rank(yaml, policy.model)[0])
+    return {"path": base.name, "seed": seed, "fingerprint": base.fingerprint}
 
 
 def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], first: bool) -> None:

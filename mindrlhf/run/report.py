@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
@@ -41,8 +41,8 @@ class RunData(Protocol):
     def fingerprint(self) -> dict[str, int]:
         """Describe data that a resumed run must find unchanged: name -> count or checksum."""
 
-    def card(self, job: Job) -> ModelCard:
-        """Make the card of the model that the run trains."""
+    def card(self, config: Any, path: str | None) -> ModelCard:
+        """Make the card of the trained model; path: of its first weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class Report:
         self._replicas = training.mesh.replicas
         self._own_rows = training.first_of_replica
         self._timers, self._residency = timers, residency
-        self._utilization = Utilization(job.model, ceiling, iterations, job.teacher and job.teacher[1])
+        self._utilization = Utilization(job.roles, ceiling, iterations)
         self._metrics, self._diagnosis = MetricSet(), Diagnosis()
         self._writers: Writers | None = None
         self._outputs = Outputs(job.output, job.flags.save_data_file and parts_folder(job.flags.save_data_file))

@@ -4,20 +4,25 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.compile.graph import announced, compile_seconds
+from mindrlhf.backend.device import Device
 from mindrlhf.backend.memory import open_store
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import CheckpointStore
+from mindrlhf.configs.grpo import MemorySettings
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.progress import CompileLines, Progress
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import METRICS_FILE
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.phases import PHASES
 from mindrlhf.roles.parts import Parts
 from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful
@@ -52,12 +57,12 @@ class Run:
         self.collectives = collectives
         self.checkpoint = checkpoint
         settings = job.config.trainer
-        self.residency = open_residency(job)
+        self.residency = open_residency(job.config.memory, job.train.context.device, job.output)
         self.timers = Timers(compile_seconds, self._enter)
         self.progress = Progress(settings.progress and collectives.is_first, compile_s=compile_seconds)
         self.report = report(job, data, collectives, self.timers, self.residency)
         self.total_steps = data.total_steps
-        self._card = data.card(job)
+        self._card = data.card(job.config, job.policy.path)
         token = collectives.broadcast_object(secrets.token_hex(4), root=collectives.ranks[0])
         folder = job.flags.save_ckpt_dir
         keep = settings.save_max_ckpt_num
@@ -83,8 +88,8 @@ class Run:
         first = self.collectives.is_first
         parts.register(self.residency)
         counters = drop_none(parts.counters() | counters | {"report": self.report})
-        files = hf_files(job, self._card.files()) if first else {}
-        identity = run_identity(job, self._data)
+        files = hf_files(job.policy, job.tokenizer, self._card.files()) if first else {}
+        identity = run_identity(job.config, job.roles, job.train, self._data)
         self.checkpointer.manage(Managed(parts.arrays(), counters, drop_none(blobs), identity, files))
         if self.checkpoint:
             with self.timers("load_checkpoint"):
@@ -157,10 +162,10 @@ class Run:
         metrics = job.output / METRICS_FILE if self.collectives.is_first else None
         card = self._card.measured(self.report.last, metrics).files()
         with self.timers("export"), self._store.advising():
-            first = Weights(job.policy_path, job.model, job.config.seed)
+            first = Weights(job.policy.path, job.model, job.config.seed)
             parts.policy.save_hf(folder / parts.policy.role.folder, job.tokenizer, first, card, job.config.lora)
-            if parts.critic:
-                parts.critic.save_hf(folder / parts.critic.role.folder, job.tokenizer)
+            for part in parts.trained():
+                part.save_hf(folder / part.role.folder, job.tokenizer)
         self.report.finished = True
 
     def _saving(self) -> AbstractContextManager:
@@ -177,25 +182,23 @@ class Run:
 def continued_checkpoint(job: Job, data: RunData, collectives: Collectives) -> Checkpoint | None:
     """Clean the outputs; find and check the checkpoint to continue, if any."""
     clean_outputs(collectives, job.output, job.flags.save_ckpt_dir, job.flags.save_data_file)
-    checkpoint = find_checkpoint(job, collectives)
+    checkpoint = find_checkpoint(job.config.trainer, job.flags.save_ckpt_dir, collectives)
     if checkpoint:
-        check_identity(checkpoint, run_identity(job, data), collectives.is_first)
+        check_identity(checkpoint, run_identity(job.config, job.roles, job.train, data), collectives.is_first)
     return checkpoint
 
 
-def open_residency(job: Job) -> Residency:
+def open_residency(settings: MemorySettings, device: Device, output: Path) -> Residency:
     """Open the residency that swaps weights at the phases of a step."""
-    settings = job.config.memory
-    device = job.train.context.device
-    folder = settings.swap_dir or job.output / "swap"
+    folder = settings.swap_dir or output / "swap"
     moving = moving_roles(settings.swap, device)
     return Residency(lambda parameters: open_store(device, parameters, folder), moving)
 
 
-def hf_files(job: Job, card: Mapping[str, bytes]) -> dict[str, bytes]:
+def hf_files(policy: RoleModel, tokenizer: Tokenizer, card: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return all files of a Hugging Face folder except the weights, for checkpoints."""
-    generation = generation_defaults(job.policy_path and hf_folder(job.policy_path))
-    return companion_files(stopping_config(job.tokenizer, job.model), job.tokenizer, generation, card)
+    generation = generation_defaults(policy.path and hf_folder(policy.path))
+    return companion_files(stopping_config(tokenizer, policy.model), tokenizer, generation, card)
 
 
 def drop_none(entries: dict[str, Any]) -> dict[str, Any]:

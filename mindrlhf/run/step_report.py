@@ -27,6 +27,7 @@ from mindrlhf.metrics.flops import group_lengths
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.performance import add_performance
 from mindrlhf.metrics.timer import Timers
+from mindrlhf.model_roles import POLICY, Role
 from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
@@ -38,28 +39,32 @@ from mindrlhf.types import Experience, Rollout, RolloutGroup, taken
 
 _log = logging.getLogger(__name__)
 
-# Objective metric -> (verl's name, aggregated like the loss or averaged over tokens).
+# Objective metric -> (verl's name, aggregated like the loss or averaged over tokens). Names without a group are in the
+# group of the role that is updated.
 NAMES = {
     "importance_weight_outside": ("rollout_corr/rollout_is_outside", False),
-    "pg_loss": ("actor/pg_loss", True),
-    "kl": ("actor/kl_loss", True),
-    "entropy": ("actor/entropy", False),
-    "policy_kl": ("actor/ppo_kl", False),
-    "clip_fraction": ("actor/pg_clipfrac", False),
-    "dual_clip_fraction": ("actor/pg_clipfrac_lower", False),
-    "value": ("critic/vpred_mean", False),
-    "value_error": ("critic/value_error", False),
-    "value_clip_fraction": ("critic/vf_clipfrac", False),
+    "pg_loss": ("pg_loss", True),
+    "kl": ("kl_loss", True),
+    "entropy": ("entropy", False),
+    "policy_kl": ("ppo_kl", False),
+    "clip_fraction": ("pg_clipfrac", False),
+    "dual_clip_fraction": ("pg_clipfrac_lower", False),
+    "value": ("vpred_mean", False),
+    "value_error": ("value_error", False),
+    "value_clip_fraction": ("vf_clipfrac", False),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """Results of a step: this rank's experiences and updates, and rank-independent values."""
+    """Results of a step: this rank's experiences and updates, and rank-independent values.
+
+    updates: the policy's. other_updates: of roles that are trained alongside it.
+    """
 
     experiences: list[Experience]
     updates: list[Update]
-    critic_updates: list[Update] = field(default_factory=list)
+    other_updates: Mapping[Role, list[Update]] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -125,10 +130,9 @@ class StepReport(Report):
         experiences, updates = result.experiences, result.updates
         metrics, seconds = self._begin()
         add_experience(metrics, experiences, self._data.longest_prompt)
-        for update in updates:
-            self._add_update(metrics, update, "actor", "actor/loss")
-        for update in result.critic_updates:
-            self._add_update(metrics, update, "critic", "critic/vf_loss")
+        for role, made in {POLICY: updates, **result.other_updates}.items():
+            for update in made:
+                self._add_update(metrics, update, role.training.metrics, role.training.loss)
         if any("old_log_probs" not in e.tokens for e in experiences):  # otherwise `add_experience` has added them
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
@@ -163,7 +167,8 @@ class StepReport(Report):
     def _add_update(self, metrics: MetricSet, update: Update, role: str, loss: str) -> None:
         super()._add_update(metrics, update, role, loss)
         for name, groups in update.metrics.items():
-            shown, like_loss = NAMES.get(name, (f"{role}/{name}", False))
+            shown, like_loss = NAMES.get(name, (name, False))
+            shown = shown if "/" in shown else f"{role}/{shown}"
             if like_loss:
                 metrics.add(shown, update.weighted[name], 1.0 / self._replicas)
             else:

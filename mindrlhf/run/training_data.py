@@ -1,7 +1,7 @@
 """Data of a run: prompts or recorded rollouts, and held-out problems, checked."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from mindrlhf.checkpoint.model_card import ModelCard, card_of_run
 from mindrlhf.checkpoint.open import check_token_ids
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.convert_problems import convert_rows
@@ -32,11 +33,12 @@ Recorded = list[tuple[int, list[Experience]]]
 class TrainingData:
     """Data that a run reads.
 
-    stream: the prompts; None for a replay. recorded: (step, experiences) to replay; empty when the run generates. rows:
-    number in the dataset. prompts: all of the dataset, or of the replay. problems: held-out problems. longest_prompt:
-    in tokens. max_positions: of a padded sequence.
+    source: file or name of the prompts, or the record. stream: the prompts; None for a replay. recorded: (step,
+    experiences) to replay; empty when the run generates. rows: number in the dataset. prompts: all of the dataset, or
+    of the replay. problems: held-out problems. longest_prompt: in tokens. max_positions: of a padded sequence.
     """
 
+    source: Path | str
     stream: PromptStream | None
     recorded: Recorded
     rows: int
@@ -54,9 +56,9 @@ class TrainingData:
             truths = zlib.crc32(prompt.fields.get("ground_truth", "").encode() + b"\0", truths)
         return {"count": len(self.prompts), "crc32": prompts, "ground_truths_crc32": truths}
 
-    def card(self, job: Job) -> ModelCard:
-        """Make the card of the model that the run trains."""
-        return card_of_run(job, self.prompts, self.total_steps)
+    def card(self, config: GRPOSettings, path: str | None) -> ModelCard:
+        """Make the card of the trained model; path: of its first weights."""
+        return card_of_run(config, path, self.source, self.prompts, self.total_steps)
 
 
 def read_training_data(job: Job) -> TrainingData:
@@ -68,19 +70,21 @@ def read_training_data(job: Job) -> TrainingData:
     rows = [] if flags.replay else read_problems(flags.mind_dataset_dir, *reading, split="train")
     prompts = rows or [e.group.prompt for _, step in recorded for e in step]
     recorded = recorded[: config.trainer.total_steps]
-    longest = check_prompts(job, prompts, flags.replay or flags.mind_dataset_dir, job.train, job.infer)
-    positions = longest_position(longest, config.rollout.max_new_tokens, job.config.train.length_bucket)
-    check_recorded(job, recorded)
+    source = flags.replay or flags.mind_dataset_dir
+    model = job.model
+    longest = check_prompts(prompts, source, model, job.tokenizer, config, (job.train, job.infer))
+    positions = longest_position(longest, config.rollout.max_new_tokens, config.train.length_bucket)
+    check_recorded(recorded, flags.replay, job.train.parallel.data_parallel, config, model.vocab_size)
     total = len(recorded) or total_steps(config, len(rows))
     problems = []
-    source = config.data.val_dataset
-    if rows and source is not None:
-        problems = read_problems(source, *reading, limit=config.validation.limit)
-        length = check_prompts(job, problems, source, job.infer, of="validation")
+    held_out = config.data.val_dataset
+    if rows and held_out is not None:
+        problems = read_problems(held_out, *reading, limit=config.validation.limit)
+        length = check_prompts(problems, held_out, model, job.tokenizer, config, (job.infer,), of="validation")
         answer = config.validation.completed(config.rollout).max_new_tokens
         positions = max(positions, longest_position(length, answer, job.config.train.length_bucket))
     stream = PromptStream(rows, config.data.prompts_per_step, config.data.shuffle, config.seed) if rows else None
-    return TrainingData(stream, recorded, len(rows), prompts, problems, longest, positions, total)
+    return TrainingData(source, stream, recorded, len(rows), prompts, problems, longest, positions, total)
 
 
 def read_problems(
@@ -109,14 +113,19 @@ def read_problems(
     return convert_rows(rows, tokenizer, tools=tools, variables=data.chat_template_kwargs, **options)
 
 
-def check_recorded(job: Job, recorded: Recorded) -> None:
-    """Check that a replay's steps divide and its responses fit the model."""
-    unit = job.train.parallel.data_parallel * job.config.algorithm.updates_per_iteration
-    limit = job.config.rollout.max_new_tokens
+def check_recorded(
+    recorded: Recorded, source: Path | None, data_parallel: int, config: GRPOSettings, vocabulary: int
+) -> None:
+    """Check that a replay's steps divide and its responses fit the model.
+
+    data_parallel: training replicas. vocabulary: of the model.
+    """
+    unit = data_parallel * config.algorithm.updates_per_iteration
+    limit = config.rollout.max_new_tokens
     for step, experiences in recorded:
         responses = [rollout.response_ids for experience in experiences for rollout in experience.group.rollouts]
         longest, largest = (max(int(measure(ids)) for ids in responses) for measure in (len, max))
-        there = f"{job.flags.replay}: step {step} has"
+        there = f"{source}: step {step} has"
         if len(experiences) % unit:
             raise UserError(
                 f"{there} {len(experiences)} prompts, which data_parallel x updates_per_iteration {unit} does not "
@@ -125,17 +134,25 @@ def check_recorded(job: Job, recorded: Recorded) -> None:
         if longest > limit:
             over = f"a response of {longest} tokens, and rollout.max_new_tokens is {limit}"
             raise UserError(f"{there} {over}; set it to {longest} or more.")
-        if largest >= job.model.vocab_size:
-            over = f"token id {largest}, and the model's vocab_size is {job.model.vocab_size}"
+        if largest >= vocabulary:
+            over = f"token id {largest}, and the model's vocab_size is {vocabulary}"
             raise UserError(f"{there} {over}; replay it with the model that it was recorded with.")
 
 
-def check_prompts(job: Job, prompts: list[Prompt], source: str | Path, *yamls: ModelYaml, of: str = "rollout") -> int:
+def check_prompts(
+    prompts: list[Prompt],
+    source: str | Path,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    config: GRPOSettings,
+    yamls: Iterable[ModelYaml],
+    of: str = "rollout",
+) -> int:
     """Check prompts against the settings of the group `of`; returns the longest prompt's tokens."""
-    check_token_ids(job.tokenizer, job.model, max(int(prompt.token_ids.max()) for prompt in prompts), str(source))
+    check_token_ids(tokenizer, model, max(int(prompt.token_ids.max()) for prompt in prompts), str(source))
     longest = max(len(prompt.token_ids) for prompt in prompts)
     for yaml in yamls:
-        check_lengths(job.config, yaml, job.model, longest, of)
+        check_lengths(config, yaml, model, longest, of)
     return longest
 
 

@@ -1,18 +1,23 @@
 """Checked data of fine-tuning: demonstrations, held-out demonstrations, and held-out problems."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mindrlhf.checkpoint.model_card import ModelCard, describe
 from mindrlhf.checkpoint.open import check_token_ids
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.sft import SFTDataSettings, SFTSettings
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.demonstrations import read_demonstrations
 from mindrlhf.data.stream import PromptStream
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
 from mindrlhf.run.training_data import read_problems
@@ -27,10 +32,12 @@ HELD_OUT_DRAW = 1  # alongside the seed, to draw the rows that `data.val_share` 
 class TuningData:
     """Data that fine-tuning reads.
 
-    stream: pairs of a prompt and the response to imitate. rows: number of rows to train on. held_out: pairs whose loss
-    is measured. problems: prompts whose answers are scored. max_positions: of a padded sequence.
+    source: file or name of the pairs. stream: pairs of a prompt and the response to imitate. rows: number of rows to
+    train on. held_out: pairs whose loss is measured. problems: prompts whose answers are scored. max_positions: of a
+    padded sequence.
     """
 
+    source: Path | str
     stream: PromptStream
     rows: int
     held_out: list[SequenceGroup]
@@ -46,22 +53,25 @@ class TuningData:
             checksum = zlib.crc32(b"".join(array.tobytes() for array in content), checksum)
         return {"count": self.rows, "crc32": checksum}
 
-    def card(self, job: Job) -> ModelCard:
-        """Make the card of the model that is trained."""
-        pairs = f"{self.total_steps} steps of {job.config.data.pairs_per_step} pairs"
+    def card(self, config: SFTSettings, path: str | None) -> ModelCard:
+        """Make the card of the trained model; path: of its first weights."""
+        pairs = f"{self.total_steps} steps of {config.data.pairs_per_step} pairs"
         method = f"supervised fine-tuning on answers; {pairs}"
-        data = job.flags.mind_dataset_dir
-        return describe(job.policy_path, method, data, f"{self.rows} pairs", (), job.config)
+        return describe(path, method, self.source, f"{self.rows} pairs", (), config)
 
 
 def read_tuning_data(job: Job) -> TuningData:
     """Read and check the data of fine-tuning. Raises `UserError`."""
     data = job.config.data
     bucket = job.config.train.length_bucket
-    every_pair = read_pairs(job, job.flags.mind_dataset_dir, "train")
+
+    def read(source: str, split: str | None = None) -> list[SequenceGroup]:
+        return read_pairs(source, job.tokenizer, job.model, data, job.objects.datasets.get(source), split)
+
+    every_pair = read(job.flags.mind_dataset_dir, "train")
     pairs, held_out = held_out_share(every_pair, data.val_share, job.config.seed)
     if data.val_dataset:
-        held_out = read_pairs(job, data.val_dataset)
+        held_out = read(data.val_dataset)
     every = [*pairs, *held_out]
     longest = [max(len(part(pair)) for pair in every) for part in (lambda p: p.prompt_ids, lambda p: p.responses[0])]
     positions = longest_position(*longest, bucket)
@@ -77,20 +87,26 @@ def read_tuning_data(job: Job) -> TuningData:
     stream = PromptStream(pairs, data.pairs_per_step, data.shuffle, job.config.seed)
     trainer = job.config.trainer
     total = trainer.total_steps or max(1, trainer.epochs * len(pairs) // data.pairs_per_step)
-    return TuningData(stream, len(pairs), held_out, problems, positions, total)
+    return TuningData(job.flags.mind_dataset_dir, stream, len(pairs), held_out, problems, positions, total)
 
 
-def read_pairs(job: Job, source: str, split: str | None = None) -> list[SequenceGroup]:
+def read_pairs(
+    source: str,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    settings: SFTDataSettings,
+    given: Sequence[Mapping[str, Any]] | None,
+    split: str | None = None,
+) -> list[SequenceGroup]:
     """Read demonstrations as groups of one response, identified by the row number.
 
-    split: of a folder or a hub's dataset without one behind a colon; None is the only one.
+    given: rows of the calling program, instead of a file's. split: of a folder or a hub's dataset without one behind a
+    colon; None is the only one.
     """
-    data = job.config.data
-    given = job.objects.datasets.get(source)
-    options = {"given": given, "split": split, "variables": data.chat_template_kwargs}
-    rows = read_demonstrations(source, job.tokenizer, data.tool_format, data.max_length, **options)
+    options = {"given": given, "split": split, "variables": settings.chat_template_kwargs}
+    rows = read_demonstrations(source, tokenizer, settings.tool_format, settings.max_length, **options)
     largest = largest_id(chain.from_iterable((turns.prompt_ids, turns.response_ids) for turns in rows))
-    check_token_ids(job.tokenizer, job.model, largest, source)
+    check_token_ids(tokenizer, model, largest, source)
     return [SequenceGroup(t.prompt_ids, (t.response_ids,), (t.sampled,), (row,)) for row, t in enumerate(rows)]
 
 

@@ -4,9 +4,11 @@ from contextlib import ExitStack
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
+from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.environments.open import open_partner
 from mindrlhf.evaluation.validation import open_validation
-from mindrlhf.job import Job
+from mindrlhf.job import Job, Objects
+from mindrlhf.model_roles import GENERATOR
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.phases import VALIDATION_CACHE
 from mindrlhf.rewards.runner import RewardRunner
@@ -27,37 +29,50 @@ from mindrlhf.trainer.sources import FreshRollouts, RecordedRollouts, Source
 def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOLoop:
     """Build the trainer of a job that `signals` may stop; `stack` closes everything."""
     data = read_training_data(job)
-    collectives = Collectives(world)
+    config, collectives = job.config, Collectives(world)
     checkpoint = continued_checkpoint(job, data, collectives)
-    rewards = open_rewards(job, data, collectives, stack)
-    partner = None if data.recorded else open_partner(job, collectives, stack)
+    generating = Partition.of_yaml(job.infer, job.model, world.rank)
+    scores = generating and generating.first_of_replica and not data.recorded
+    rewards = open_rewards(config.reward, job.objects, data, stack) if scores else None
+    partner = None
+    if not data.recorded:
+        partner = open_partner(config, job.tokenizer, generating, collectives, stack)
     forecast_s = preflight(job, collectives, data, rewards)
-    use_compile_cache(job, world, stack)
+    if job.flags.enable_compile_cache:
+        use_compile_cache(job.described(), config.kind, world, stack)
     run = Run(job, data, collectives, checkpoint, signals, StepReport)
     run.report.forecast_s = forecast_s
-    parts = open_parts(job, collectives, data.max_positions, checkpoint, run.residency, generates=not data.recorded)
-    credit = Credit(job.config, parts.policy.data_parallel)
+    roles = {name: one for name, one in job.roles.items() if name != GENERATOR.name or not data.recorded}
+    parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency)
+    credit = Credit(config, parts.policy.data_parallel)
     source: Source = RecordedRollouts(run, data.recorded)
     validation = None
-    if parts.generator:
-        generate = Rollouts(job, data.longest_prompt, parts.generator, rewards, run, partner)
-        source = FreshRollouts(run, data.stream, generate, parts.generator.data_parallel, StepSampling(job.config))
-        held_out = partner if job.config.validation.environment else None
-        validation = open_validation(job, parts.generator, data.problems, stack, held_out, data.total_steps)
+    if generator := parts.get(GENERATOR.name):
+        generate = Rollouts(config, job.tokenizer, data.longest_prompt, generator, rewards, run, partner)
+        source = FreshRollouts(run, data.stream, generate, generator.data_parallel, StepSampling(config))
+        held_out = partner if config.validation.environment else None
+        validation = open_validation(
+            config,
+            job.objects,
+            job.tokenizer,
+            job.output,
+            generator,
+            data.problems,
+            stack,
+            held_out,
+            data.total_steps,
+        )
         if validation:
             run.residency.add(VALIDATION_CACHE, validation.evaluator.engine.cache.parameters, zeros=True)
     run.begin(parts, {**source.counters, "kl": credit.kl}, dict(source.blobs), stack)
-    return GRPOLoop(job.config, source, parts, credit, run, validation)
+    return GRPOLoop(config, source, parts, credit, run, validation)
 
 
-def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: ExitStack) -> RewardRunner | None:
-    """Start reward processes on the first rank of a replica; None for a replay.
+def open_rewards(settings: RewardSettings, objects: Objects, data: TrainingData, stack: ExitStack) -> RewardRunner:
+    """Start reward processes.
 
     Raises `UserError` for rows that lack a field that functions need. `stack` ends the processes.
     """
-    generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
-    if data.recorded or not (generating and generating.first_of_replica):
-        return None
-    rewards = stack.enter_context(RewardRunner(job.config.reward, job.objects.functions, data.total_steps))
-    rewards.check_ground_truths(data.prompts, job.flags.mind_dataset_dir)
+    rewards = stack.enter_context(RewardRunner(settings, objects.functions, data.total_steps))
+    rewards.check_ground_truths(data.prompts, data.source)
     return rewards

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenize
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_defaults import Role, model_yaml_of_other_role, open_model_yaml
+from mindrlhf.configs.model_defaults import LayoutName, model_yaml_of_other_role, open_model_yaml
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP, differences
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, rounds_rollouts
@@ -31,6 +32,7 @@ from mindrlhf.migration.mindrlhf.translation import MindRLHFTranslation, is_mind
 from mindrlhf.migration.mindrlhf.translation import translate as translate_mindrlhf
 from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.verl.translation import translate
+from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, Role, RoleModel
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 
@@ -61,7 +63,6 @@ def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
     flags, config, train, infer = read_settings(flags)
     check_installed(config.trainer.loggers)
     flags = local_models(flags)
-    policy_path = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
     workers = started_workers()
     if flags.use_parallel and not under_msrun():
         raise UserError("--use_parallel is True without msrun; start it with msrun, or set it to False.")
@@ -70,20 +71,13 @@ def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
     if not flags.replay and not flags.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
     model = read_model(flags, config, train, infer, workers)
-    reference_path = critic_path = None
-    if config.algorithm.beta > 0:
-        reference_path = flags.load_ref_checkpoint or policy_path
-        refuse_critic(reference_path, checkpoint_config(reference_path))
-        check_same_architecture(reference_path, model, "reference model", "load_ref_checkpoint")
-    if config.algorithm.uses_critic:
-        critic_path = flags.load_critic_checkpoint or policy_path
-        check_same_architecture(critic_path, model, "critic", "load_critic_checkpoint")
-    tokenizer, teacher = open_tokenizer(flags, policy_path), read_teacher(config)
-    if teacher:
-        check_same_tokens(Tokenizer.from_path(hf_folder(teacher[0])), tokenizer, teacher[0])
+    roles = read_roles(flags, config, model)
+    tokenizer = open_tokenizer(flags, roles[POLICY.name].path)
+    for role in (ROLES[name] for name in roles):
+        if role.setting:
+            check_same_tokens(role, roles[role.name].path, tokenizer)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir, flags.save_data_file)
-    paths = policy_path, reference_path, critic_path
-    return Job(flags, config, train, infer, model, tokenizer, *paths, output, objects, teacher)
+    return Job(flags, config, train, infer, roles, tokenizer, output, objects)
 
 
 def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
@@ -100,7 +94,8 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     check_dropout(yaml, model.dropout)
     tokenizer = open_tokenizer(flags, checkpoint)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir)
-    return Job(flags, config, yaml, yaml, model, tokenizer, checkpoint, None, None, output, objects)
+    roles = dict.fromkeys((POLICY.name, GENERATOR.name), RoleModel(checkpoint, model))
+    return Job(flags, config, yaml, yaml, roles, tokenizer, output, objects)
 
 
 def read_model(
@@ -122,28 +117,56 @@ def read_model(
     return model
 
 
-def read_teacher(config: GRPOSettings, weights: bool = True) -> tuple[str, ModelConfig] | None:
-    """Read a teacher's path and architecture; None without one.
+def read_roles(
+    flags: TrainFlags, config: GRPOSettings, policy: ModelConfig, weights: bool = True
+) -> dict[str, RoleModel]:
+    """Read the models of a run's roles, the policy first.
 
     weights: as in `local_model`. Raises UserError.
     """
-    if config.algorithm.teacher is None:
-        return None
-    path = local_model(config.algorithm.teacher, weights)
+    first = RoleModel(flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer, policy)
+    found = dict.fromkeys((POLICY.name, GENERATOR.name), first)
+    for role in ROLES.values():
+        if role.name not in found and role.used(config):
+            own = read_other(role, config, weights) if role.setting else read_alike(role, flags, config, first)
+            found[role.name] = own
+    return found
+
+
+def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: RoleModel) -> RoleModel:
+    """Read the model of a role that has the policy's architecture. Raises UserError."""
+    path = getattr(flags, role.flag) or policy.path
+    model = policy.model
+    if not role.value_head:
+        refuse_critic(path, checkpoint_config(path))
+    check_same_architecture(path, model, role.title, role.flag)
+    if role.value_head:
+        return RoleModel(path, model.as_critic())
+    shares = model.adapter is not None and path == policy.path
+    return RoleModel(path, model if shares and config.lora.reference == "start" else model.base, shares)
+
+
+def read_other(role: Role, config: GRPOSettings, weights: bool) -> RoleModel:
+    """Read the model of a role that may have any architecture.
+
+    weights: as in `local_model`. Raises UserError.
+    """
+    path = local_model(attrgetter(role.setting)(config), weights)
     model = checkpoint_config(path)
     if model is None:
-        raise UserError(f"algorithm.teacher: {path} has no config.json; give an HF directory or a hub's id.")
+        raise UserError(f"{role.setting}: {path} has no config.json; give an HF directory or a hub's id.")
     refuse_critic(path, model)
-    return path, model
+    return RoleModel(path, model)
 
 
-def check_same_tokens(teacher: Tokenizer, tokenizer: Tokenizer, where: str) -> None:
-    """Check that the teacher has all of the policy's tokens, with the same ids."""
-    tokens = ((i, tokenizer.id_to_token(i), teacher.id_to_token(i)) for i in range(tokenizer.size))
-    for number, ours, theirs in tokens:
+def check_same_tokens(role: Role, path: str, tokenizer: Tokenizer) -> None:
+    """Check that a model has all of the policy's tokens, with the same ids."""
+    own = Tokenizer.from_path(hf_folder(path))
+    for number in range(tokenizer.size):
+        ours, theirs = tokenizer.id_to_token(number), own.id_to_token(number)
         if ours != theirs:
             found = f"token {number} is {theirs!r} there, and {ours!r} in the policy's tokenizer"
-            raise UserError(f"algorithm.teacher: {where}: {found}; give a teacher with the policy's tokenizer.")
+            raise UserError(f"{role.setting}: {path}: {found}; give a {role.title} with the policy's tokenizer.")
 
 
 def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYaml, ModelYaml]:
@@ -235,7 +258,7 @@ def _with_dtype(yaml: ModelYaml) -> ModelYaml:
     return yaml.model_copy(update={"model": yaml.model.model_copy(update={"compute_dtype": dtype})})
 
 
-def _given(flags: LayoutFlags, role: Role, overrides: Mapping[str, Sequence[str]]) -> list[str]:
+def _given(flags: LayoutFlags, role: LayoutName, overrides: Mapping[str, Sequence[str]]) -> list[str]:
     """List the overrides of a model YAML: from flags, then given ones."""
     values = {key: getattr(flags, flag) for flag, key in YAML_FLAGS[role].items()}
     return [*(f"{key}={value}" for key, value in values.items() if value is not None), *overrides[f"{role}_yaml"]]

@@ -12,6 +12,7 @@ from mindrlhf.evaluation.validation import Validation
 from mindrlhf.metrics.experience import token_counts
 from mindrlhf.metrics.progress import Advance
 from mindrlhf.metrics.timer import STEP
+from mindrlhf.model_roles import POLICY, REFERENCE, Role
 from mindrlhf.roles.parts import Parts
 from mindrlhf.roles.policy_updates import sequences
 from mindrlhf.run.report import StepRecord
@@ -60,18 +61,19 @@ class GRPOLoop:
 
     def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
         """Compute log-probs and values of this rank's share, advantages over all, and update."""
-        policy, reference = self.parts.policy, self.parts.reference
+        policy, reference = self.parts.policy, self.parts.get(REFERENCE.name)
         experiences = with_drawing_policy(mark_trained(experiences, self.config), step)
         own = self.with_log_probs(policy.data_parallel.share(experiences))
         with self.run.timers("adv"):
             own = self.credit(experiences, own)
-        critic_updates, updates = self.update_critic(own, step), self.update_policy(own, step)
+        other_updates = self.update_others(own, step)
+        updates = self.update_policy(own, step)
         if self.credit.kl:
             figures = {**figures, **self.credit.kl.steer(own)}
         if reference and reference.following.due(step):
             with self.run.timers("sync_ref"):
                 reference.follow(policy)
-        return StepResult(own, updates, critic_updates, figures)
+        return StepResult(own, updates, other_updates, figures)
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
         """Add log-probs of reference, teacher and old policy, and values, if still missing."""
@@ -85,20 +87,20 @@ class GRPOLoop:
             experiences = with_missing(experiences, "old_log_probs", [e.rows("scored_log_probs") for e in experiences])
         return experiences
 
-    def update_critic(self, experiences: list[Experience], step: int) -> list[Update]:
-        """Make the critic's updates of a step; none without a critic."""
-        critic = self.parts.critic
-        return (
-            self.update("update_critic", critic.update, critic.settings.optimizer, experiences, step) if critic else []
-        )
+    def update_others(self, experiences: list[Experience], step: int) -> dict[Role, list[Update]]:
+        """Make a step's updates of roles trained alongside the policy."""
+        return {
+            part.role: self.update(part.role, part.update, part.settings.optimizer, experiences, step)
+            for part in self.parts.trained()
+        }
 
     def update_policy(self, experiences: list[Experience], step: int) -> list[Update]:
-        """Make the policy's updates of a step; none while the critic warms up.
+        """Make the policy's updates of a step; none while other roles warm up.
 
         If they are not scored, the step's first update gives the old policy's log-probs: it has used all groups.
         """
         seen: list[Update] = []
-        policy, critic, kl = self.parts.policy, self.parts.critic, self.credit.kl
+        policy, kl = self.parts.policy, self.credit.kl
 
         def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
             if seen and not policy.scores_old:
@@ -106,12 +108,12 @@ class GRPOLoop:
             seen.append(policy.update(part, rate, advance, kl.coefficient if kl else None))
             return seen[-1]
 
-        warmup_steps = critic.settings.warmup_steps if critic else 0
-        return self.update("update_actor", one_update, self.config.optimizer, experiences, step, warmup_steps)
+        warmup_steps = max((part.settings.warmup_steps for part in self.parts.trained()), default=0)
+        return self.update(POLICY, one_update, self.config.optimizer, experiences, step, warmup_steps)
 
     def update(
         self,
-        phase: str,
+        role: Role,
         one_update: Callable[..., Update],
         settings: OptimizerSettings,
         experiences: list[Experience],
@@ -129,7 +131,7 @@ class GRPOLoop:
         if done < 0:
             return updates
         tokens = self.config.algorithm.num_iterations * token_counts(experiences)[0]
-        with self.run.timers(phase), self.run.progress("update", tokens, "tokens") as advance:
+        with self.run.timers(role.training.phase), self.run.progress("update", tokens, "tokens") as advance:
             for index in range(per_step):
                 rate = learning_rate(settings, done + index, total)
                 updates.append(one_update(experiences[index % parts :: parts], rate, advance))

@@ -21,8 +21,9 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.algorithm import AlgorithmSettings
-from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.run import RunSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import sandbox_note
 from mindrlhf.errors import UserError
@@ -33,6 +34,7 @@ from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.limit import free_memory, memory_limit
 from mindrlhf.memory.step_time import Rates, forecast, run_rates, time_line
+from mindrlhf.model_roles import EXPORTED, RoleModel
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.batches import Sample
@@ -68,8 +70,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     """
     prompts = [] if data.recorded else data.prompts
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
-    sizes = job.config, job.model, job.train, job.infer, Lengths(longest), job.teacher
-    work = Work.of(*sizes) if prompts else None
+    work = Work.of(job.config, job.roles, job.train, job.infer, Lengths(longest)) if prompts else None
     if work and collectives.is_first:
         print(folded(batch_table(work), 4), flush=True)
     answered = roll_call(collectives, world.abort, job.config.trainer.rank_timeout_s)
@@ -86,12 +87,14 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     lines = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "devices": devices(world.device_target, ranks, dtype),
-        "operators": operators_line(job, world.device_target),
+        "operators": operators_line(
+            job.config.rollout, job.model, job.infer.parallel.model_parallel, world.device_target
+        ),
         "ranks": f"all {len(ranks)} answered within {answered:.1f} s" if len(ranks) > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
         **({"adapters": adapter_line(job.model, job.config)} if job.model.adapter else {}),
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
-        "disk": disk_line(job.flags.save_ckpt_dir, *disk_needs(job.config, job.model)),
+        "disk": disk_line(job.flags.save_ckpt_dir, *disk_needs(job.config.trainer, job.roles)),
     }
     seconds = None
     if work:
@@ -115,13 +118,15 @@ def rehearse(algorithm: AlgorithmSettings) -> None:
         rehearse_loss(algorithm.loss())
 
 
-def operators_line(job: Job, target: str) -> str:
-    """Describe the form of the layers' halves, and tokens per decode call."""
-    settings, tensor_ranks = job.config.rollout, job.infer.parallel.model_parallel
+def operators_line(settings: SamplingSettings, model: ModelConfig, tensor_ranks: int, target: str) -> str:
+    """Describe the form of the layers' halves, and tokens per decode call.
+
+    tensor_ranks: of generation.
+    """
     device = find_device(target)
     fused = not device.fused_problem()
-    several = fused and draws_in_operator(settings, job.model.vocab_size, tensor_ranks)
-    updates = ", composed ones in updates (lora.dropout)" if fused and job.model.dropout else ""
+    several = fused and draws_in_operator(settings, model.vocab_size, tensor_ranks)
+    updates = ", composed ones in updates (lora.dropout)" if fused and model.dropout else ""
     tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
     return f"{device.describe_operators()}{updates}; decoding {tokens} a call"
 
@@ -165,17 +170,17 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"{found}; free some space, or give another folder.") from error
 
 
-def disk_needs(config: GRPOSettings, model: ModelConfig) -> tuple[int, int]:
+def disk_needs(settings: RunSettings, roles: Mapping[str, RoleModel]) -> tuple[int, int]:
     """Compute bytes of disk: the least for saving, and for all files.
 
-    The exported model is one copy of the weights in float32; a checkpoint is three: weights and two moments. While a
+    An exported model is one copy of the weights in float32; a checkpoint is three: weights and two moments. While a
     checkpoint is written, the disk has one more than is kept. Rollouts are not counted.
     """
-    critic = parameter_count(model.base) if config.algorithm.uses_critic else 0
-    weights, trained = (FLOAT32 * (count(model) + critic) for count in (parameter_count, trained_count))
-    if config.trainer.save_freq is None:
+    models = [roles[role.name].model for role in EXPORTED if role.name in roles]
+    weights, trained = (FLOAT32 * sum(map(count, models)) for count in (parameter_count, trained_count))
+    if settings.save_freq is None:
         return weights, weights
-    return weights + 3 * trained, weights + 3 * trained * (1 + (config.trainer.save_max_ckpt_num or 0))
+    return weights + 3 * trained, weights + 3 * trained * (1 + (settings.save_max_ckpt_num or 0))
 
 
 def disk_line(folder: Path, least: int, whole: int) -> str:

@@ -14,6 +14,7 @@ from mindrlhf.evaluation.held_out_loss import HeldOutLoss
 from mindrlhf.evaluation.validation import open_validation
 from mindrlhf.job import Job
 from mindrlhf.metrics.timer import STEP
+from mindrlhf.model_roles import POLICY
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.phases import VALIDATION_CACHE
 from mindrlhf.roles.fine_tuned import FineTuned
@@ -64,22 +65,22 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> SFT
     data = read_tuning_data(job)
     collectives = Collectives(world)
     checkpoint = continued_checkpoint(job, data, collectives)
-    use_compile_cache(job, world, stack)
+    if job.flags.enable_compile_cache:
+        use_compile_cache(job.described(), job.config.kind, world, stack)
     if world.rank == 0 and job.model.adapter:
         print(f"adapters: {adapter_line(job.model, job.config)}", flush=True)
     run = Run(job, data, collectives, checkpoint, signals, TuningReport)
-    policy = FineTuned(job, collectives, data.max_positions, checkpoint)
+    policy = FineTuned(job.config, job.yamls, job.roles, collectives, data.max_positions, checkpoint)
     measures: list[Validation] = []
     if data.held_out:
         measures.append(HeldOutLoss(policy.scorer, data.held_out, policy.data_parallel, run.progress))
-    generator = None
     if data.problems:
         generator = ModelPart(job.infer, job.model, collectives, data.max_positions)
         policy.publish_to(generator)
-        accuracy = open_validation(job, generator, data.problems, stack)
+        accuracy = open_validation(job.config, job.objects, job.tokenizer, job.output, generator, data.problems, stack)
         run.residency.add(VALIDATION_CACHE, accuracy.evaluator.engine.cache.parameters, zeros=True)
         measures.append(accuracy)
-    parts = Parts(policy, None, None, generator)
+    parts = Parts({POLICY.name: policy})
     run.begin(parts, {"stream": data.stream}, {}, stack)
     return SFTLoop(job.config, data, parts, run, together(measures) if measures else None)
 

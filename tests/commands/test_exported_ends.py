@@ -2,7 +2,6 @@
 
 import json
 from itertools import combinations
-from types import SimpleNamespace
 
 import jobs
 import numpy as np
@@ -15,6 +14,7 @@ from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import model_layout
 from mindrlhf.parallel.mesh import Mesh
@@ -84,8 +84,7 @@ def exported(request, task, tmp_path_factory):
     assert json.loads((source / "config.json").read_text()).get("eos_token_id") is None
 
     model = read_hf_config(source)
-    job = SimpleNamespace(policy_path=str(source), tokenizer=tokenizer, model=model)
-    files = {f"hf/{name}": content for name, content in hf_files(job, {}).items()}
+    files = {f"hf/{name}": content for name, content in hf_files(RoleModel(str(source), model), tokenizer, {}).items()}
     layout = model_layout(model, Mesh())
     save(stores(folder / "ckpt"), [TrainingState(1, {"model": ShardGroup(layout, small.arrays)}, {}, {}, files)])
     assert jobs.call(["export", "--checkpoint", folder / "ckpt" / "latest", "--output", folder / "hf"]) == 0

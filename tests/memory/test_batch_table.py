@@ -5,8 +5,10 @@ import re
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.trainer.check import read_roles
 
 MODEL = ModelConfig(
     vocab_size=96, hidden_size=32, intermediate_size=64, num_layers=4, num_heads=8, num_kv_heads=4, head_dim=4
@@ -18,7 +20,7 @@ def table(config, train_ranks: int, infer_ranks: int, longest_prompt: int) -> st
         ModelYaml(path="model.yaml", parallel={"data_parallel": ranks}, context={"device_target": "CPU"})
         for ranks in (train_ranks, infer_ranks)
     )
-    return batch_table(Work.of(config, MODEL, train, infer, Lengths(longest_prompt)))
+    return batch_table(Work.of(config, read_roles(TrainFlags(), config, MODEL), train, infer, Lengths(longest_prompt)))
 
 
 def numbers(text: str) -> dict[str, list[int]]:

@@ -16,14 +16,17 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
+from mindrlhf.flags import TrainFlags
 from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Stage, score_bytes, update_bytes, update_tables
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.remedies import RECOMPUTE, largest_peak, remedies, with_settings
 from mindrlhf.memory.step_time import Rates, step_seconds
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
 from mindrlhf.phases import PHASES
+from mindrlhf.trainer.check import read_roles
 from mindrlhf.training.batch import MicroBatch
 from mindrlhf.units import FLOAT32, GIB
 
@@ -47,7 +50,7 @@ def work(train=None, infer=None, settings=(), model=MODEL, lengths=None) -> Work
         parallel = ParallelSettings(**{"micro_batch_num": given.get("pipeline_stage", 1), **given})
         yamls.append(ModelYaml(path=name, model=ModelSettings(), parallel=parallel, context={"device_target": "CPU"}))
     config = load_grpo_config(None, [*SMALL, *settings])
-    return Work.of(config, model, *yamls, lengths or Lengths(20))
+    return Work.of(config, read_roles(TrainFlags(), config, model), *yamls, lengths or Lengths(20))
 
 
 def role_sums(job: Work) -> dict[str, int]:
@@ -194,7 +197,8 @@ def test_the_critic_validation_and_remax_have_roles_of_their_own():
 def test_a_teacher_of_another_size_is_held_whole_and_scores():
     plain, teacher = work(), MODEL.model_copy(update={"num_layers": 6, "hidden_size": 64})
     settings = load_grpo_config(None, [*SMALL, "algorithm.advantage=distillation", "algorithm.teacher=some/model"])
-    taught = Work.of(settings, MODEL, plain.train, plain.infer, plain.lengths, ("some/model", teacher))
+    roles = plain.roles | {"teacher": RoleModel("some/model", teacher)}
+    taught = Work.of(settings, roles, plain.train, plain.infer, plain.lengths)
     assert taught.phases == ("gen", "ref", "teacher", "update_actor", "export")
     seconds = step_seconds(taught, Rates(1e9, 1e9, 1e9))
     assert seconds["teacher"] > seconds["ref"] > 0

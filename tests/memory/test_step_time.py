@@ -7,10 +7,12 @@ import pytest
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
+from mindrlhf.flags import TrainFlags
 from mindrlhf.memory import step_time
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.step_time import Rates, forecast, measured_rates, run_rates, step_seconds, time_line
 from mindrlhf.models.parameters import parameter_count
+from mindrlhf.trainer.check import read_roles
 
 MODEL = ModelConfig(
     vocab_size=2000, hidden_size=256, intermediate_size=700, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64
@@ -28,7 +30,8 @@ def work(*settings: str, prompt: int = 64, **parallel: int) -> Work:
         parallel=ParallelSettings(**parallel),
         context={"device_target": "CPU"},
     )
-    return Work.of(load_grpo_config(None, [*SMALL, *settings]), MODEL, yaml, yaml, Lengths(prompt))
+    config = load_grpo_config(None, [*SMALL, *settings])
+    return Work.of(config, read_roles(TrainFlags(), config, MODEL), yaml, yaml, Lengths(prompt))
 
 
 def test_a_pass_is_two_operations_for_each_weight_and_token_over_the_rate_of_products():

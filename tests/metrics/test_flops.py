@@ -6,6 +6,7 @@ from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.metrics.flops import Utilization, forward_flops, phase_flops
 from mindrlhf.metrics.metric_set import MetricSet, reduce
+from mindrlhf.model_roles import RoleModel
 
 MODEL = ModelConfig(
     vocab_size=50, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6
@@ -40,14 +41,19 @@ def test_a_forward_pass(model):
         assert forward_flops(model, prompt, responses) == plain_count(model, prompt, responses)
 
 
+def roles(policy: ModelConfig) -> dict[str, RoleModel]:
+    critic = {"critic": RoleModel(None, policy.as_critic())}
+    return dict.fromkeys(("policy", "generator", "reference"), RoleModel(None, policy)) | critic
+
+
 def test_adapters_leave_out_the_gradients_of_weights():
     adapted = MODEL.model_copy(update={"adapter": Adapter(2, 4)})
-    plain, found = (phase_flops(model, [(5, [3, 1])], 2) for model in (MODEL, adapted))
+    plain, found = (phase_flops(roles(model), [(5, [3, 1])], 2) for model in (MODEL, adapted))
     assert found == plain | {"update_actor": plain["update_actor"] * 2 / 3}
 
 
 def test_a_step_of_two_ranks():
-    utilization = Utilization(MODEL, ceiling=1e6, iterations=2)
+    utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=2)
     seconds = {"gen": 0.5, "ref": 0.25, "reward": 9.0, "update_actor": 2.0, "step": 4.0}
     ranks = []
     for groups in ([(5, [3, 1])], [(4, [2, 6])]):
@@ -69,7 +75,7 @@ def test_a_step_of_two_ranks():
 
 def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
     """The graph's first run, which is inside `compile`, is missing from the seconds of its phase."""
-    utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
+    utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=1)
     building, running = MetricSet(), MetricSet()
     utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [(5, [3])], [(5, [3])])
     utilization.add(running, {"gen": 1.0, "compile": 0.0, "step": 4.0}, [(5, [3])], [(5, [3])])
@@ -81,7 +87,7 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
 
 
 def test_the_critic_has_its_own_head():
-    utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
+    utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=1)
     metrics = MetricSet()
     utilization.add(metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [(5, [3])], [(5, [3])])
     critic = plain_count(MODEL.as_critic(), 5, [3])
@@ -91,7 +97,7 @@ def test_the_critic_has_its_own_head():
 
 def test_no_share_is_above_one():
     """The ceiling was measured on a busy machine: it follows the fastest phase seen, for the steps after it too."""
-    utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
+    utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=1)
     others = {"perf/throughput": 9.0}
     assert utilization.within_ceiling({"perf/mfu": 0.5, **others}) == {"perf/mfu": 0.5, **others}
     fast = utilization.within_ceiling({"perf/mfu": 0.5, "perf/mfu/rollout": 1.25, **others})
@@ -100,7 +106,7 @@ def test_no_share_is_above_one():
 
 
 def test_what_an_earlier_step_generated_is_not_counted_again():
-    utilization, metrics = Utilization(MODEL, ceiling=1e6, iterations=1), MetricSet()
+    utilization, metrics = Utilization(roles(MODEL), ceiling=1e6, iterations=1), MetricSet()
     seconds = {"gen": 1.0, "update_actor": 1.0, "step": 2.0}
     utilization.add(metrics, seconds, [(5, [3]), (4, [2, 6])], [(5, [3])])
     new, kept = plain_count(MODEL, 5, [3]), plain_count(MODEL, 4, [2, 6])

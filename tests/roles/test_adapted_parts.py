@@ -1,7 +1,5 @@
 """Policy and reference of a run with adapters: the policy's own weights with its adapters off, moved and kept alone."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from sharded_updates import Case, model_yaml
@@ -15,9 +13,11 @@ from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.checkpoint.open import Weights
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
+from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.residency import Residency
 from mindrlhf.model_roles import SHARED, SHARED_BASE
 from mindrlhf.models.parameters import parameter_table, trained_count
+from mindrlhf.trainer.check import read_roles
 from mindrlhf.training.batch import SequenceGroup
 
 MODEL = small_config(adapter=Adapter(4, 8))
@@ -35,11 +35,10 @@ def opened(tmp_path):
     yaml = model_yaml(Case({}, {}))
 
     def open_with(*settings: str, model=MODEL, **paths: str):
-        paths = dict.fromkeys(("policy_path", "reference_path", "critic_path", "teacher")) | paths
-        config = load_grpo_config(None, [*SETTINGS, *settings])
-        job = SimpleNamespace(config=config, model=model, train=yaml, infer=yaml, **paths)
+        config, flags = load_grpo_config(None, [*SETTINGS, *settings]), TrainFlags(**paths)
         memory = Residency(lambda parameters: backend.memory.open_store(CPU, parameters, tmp_path))
-        parts = open_parts(job, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory, True)
+        yamls, roles = {"train": yaml, "infer": yaml}, read_roles(flags, config, model)
+        parts = open_parts(config, yamls, roles, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory)
         rng = np.random.default_rng(0)
         for spec in parts.policy.partition.trained:  # as after some updates
             backend.write(parts.policy.parameters[spec.name], rng.normal(size=spec.shape).astype(np.float32) * 0.3)
@@ -60,11 +59,11 @@ def test_the_reference_without_a_model_is_the_base(opened, groups, tmp_path):
     base, random = MODEL.base, Weights(None, MODEL.base, 0).reader()
     save_hf(tmp_path / "hf", base, ((spec, random(spec)) for spec in parameter_table(base)))
     ours, _ = opened()
-    loaded, memory = opened(reference_path=str(tmp_path / "hf"))
+    loaded, memory = opened(load_ref_checkpoint=str(tmp_path / "hf"))
     memory.enter("ref")
-    assert not next(ours.reference.memory_groups())[1]
-    assert len(next(loaded.reference.memory_groups())[1]) == len(parameter_table(base))
-    policy, found, expected = (part.scorer(groups) for part in (ours.policy, ours.reference, loaded.reference))
+    assert not next(ours["reference"].memory_groups())[1]
+    assert len(next(loaded["reference"].memory_groups())[1]) == len(parameter_table(base))
+    policy, found, expected = (part.scorer(groups) for part in (ours.policy, ours["reference"], loaded["reference"]))
     for rows in zip(policy, found, expected, strict=True):
         for now, *references in zip(*rows, strict=True):
             one, two = (np.exp(reference - now) - 1 + now - reference for reference in references)  # k3
@@ -77,12 +76,12 @@ def test_a_reference_keeps_the_adapters_of_the_start(opened, groups):
     start, memory = opened(*settings)
     memory.enter("ref")
     plain, _ = opened()
-    for row, other in zip(start.reference.scorer(groups), plain.reference.scorer(groups), strict=True):
+    for row, other in zip(start["reference"].scorer(groups), plain["reference"].scorer(groups), strict=True):
         np.testing.assert_array_equal(np.concatenate(row), np.concatenate(other))  # B is 0 at first
     memory.enter("sync_ref")
-    start.reference.follow(start.policy)
+    start["reference"].follow(start.policy)
     memory.enter("ref")
-    for row, other in zip(start.reference.scorer(groups), start.policy.scorer(groups), strict=True):
+    for row, other in zip(start["reference"].scorer(groups), start.policy.scorer(groups), strict=True):
         np.testing.assert_array_equal(np.concatenate(row), np.concatenate(other))
     layout, parameters = start.arrays()["reference"]
     assert list(parameters) == list(layout.placements) == [spec.name for spec in parameter_table(MODEL) if spec.adapts]
@@ -92,7 +91,9 @@ def test_a_reference_keeps_the_adapters_of_the_start(opened, groups):
 def test_arrays_and_memory_are_those_of_adapters(opened):
     parts, memory = opened("lora.reference=start")
     parts.register(memory)
-    roles = [(name.partition(".")[0], p) for part in parts for name, held, _ in part.memory_groups() for p in held]
+    roles = [
+        (name.partition(".")[0], p) for part in parts.values() for name, held, _ in part.memory_groups() for p in held
+    ]
     sizes = {}
     for name, parameter in roles:
         sizes[name] = sizes.get(name, 0) + parameter.size
@@ -115,7 +116,7 @@ def test_only_updates_drop_inputs(opened, groups):
         np.testing.assert_array_equal(np.concatenate(row), np.concatenate(other))
     assert opened("algorithm.updates_per_iteration=1")[0].policy.scorer is None
     assert parts.policy.decoder_for_updates().drops
-    assert not any(part.decoder.drops for part in (parts.policy, parts.reference, parts.generator))
+    assert not any(part.decoder.drops for part in (parts.policy, parts["reference"], parts["generator"]))
     assert plain.policy.decoder_for_updates() is plain.policy.decoder
 
 
@@ -139,10 +140,10 @@ def test_other_phases_leave_the_base_away(opened, phase):
 def test_equal_layouts_share_the_base_and_the_adapters(opened):
     parts, _ = opened()
     assert not parts.policy.publishes
-    assert all(parts.generator.parameters[name] is p for name, p in parts.policy.parameters.items())
+    assert all(parts["generator"].parameters[name] is p for name, p in parts.policy.parameters.items())
 
 
 def test_a_critic_trains_all_of_its_weights(opened):
     parts, _ = opened("algorithm.advantage=gae")
-    trained = sum(parameter.size for parameter in parts.critic.updater.optimizer.gradients)
+    trained = sum(parameter.size for parameter in parts["critic"].updater.optimizer.gradients)
     assert trained == trained_count(MODEL.as_critic()) > trained_count(MODEL)

@@ -16,9 +16,11 @@ from mindrlhf.backend.native import packing
 from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
+from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.residency import Residency
 from mindrlhf.model_roles import INFER, INFER_BASE, TRAIN
 from mindrlhf.models.parameters import decoded_rows
+from mindrlhf.trainer.check import read_roles
 
 SETTINGS = ("algorithm.advantage=gae", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2")
 
@@ -34,16 +36,12 @@ def opened(tmp_path):
     yaml = model_yaml(Case({}, {}))
 
     def open_with(*settings: str, generates: bool = True, model=None):
-        paths = dict.fromkeys(("policy_path", "reference_path", "critic_path", "teacher"))
-        job = SimpleNamespace(
-            config=load_grpo_config(None, [*SETTINGS, *settings]),
-            model=model or small_config(),
-            train=yaml,
-            infer=yaml,
-            **paths,
-        )
+        config = load_grpo_config(None, [*SETTINGS, *settings])
+        roles = read_roles(TrainFlags(), config, model or small_config())
         memory = Residency(lambda parameters: backend.memory.open_store(CPU, parameters, tmp_path))
-        return open_parts(job, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory, generates), memory
+        roles = {name: one for name, one in roles.items() if name != "generator" or generates}
+        yamls = {"train": yaml, "infer": yaml}
+        return open_parts(config, yamls, roles, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory), memory
 
     return open_with
 
@@ -52,10 +50,10 @@ def test_every_parameter_is_in_memory_once(opened):
     parts, memory = opened()
     parts.register(memory)
     assert not memory.resident(), "everything leaves memory until a phase needs it"
-    roles = [(name, p) for part in parts for name, parameters, _ in part.memory_groups() for p in parameters]
+    roles = [(name, p) for part in parts.values() for name, parameters, _ in part.memory_groups() for p in parameters]
     assert len({id(p) for _, p in roles}) == len(roles)
     held = {id(p) for _, p in roles}
-    for part in parts:
+    for part in parts.values():
         assert {id(p) for _, named in part.arrays().values() for p in named.values()} <= held
         assert {id(p) for p in part.parameters.values()} <= held
     assert {name.partition(".")[0] for name, _ in roles} == {
@@ -72,16 +70,16 @@ def test_arrays_that_a_checkpoint_holds(opened):
     for layout, parameters in parts.arrays().values():
         assert list(parameters) == list(layout.placements)
     following, _ = opened("algorithm.reference_sync_steps=2", "algorithm.advantage=grpo")
-    assert list(following.arrays()) == [*kinds[:3], "reference"]
+    assert list(following.arrays()) == ["reference", *kinds[:3]]
 
 
 def test_equal_layouts_share_the_published_weights(opened):
     parts, _ = opened("algorithm.updates_per_iteration=1")
     assert not parts.policy.publishes
-    assert all(parts.generator.parameters[name] is p for name, p in parts.policy.parameters.items())
+    assert all(parts["generator"].parameters[name] is p for name, p in parts.policy.parameters.items())
     assert parts.policy.scorer is None, "the first update sees all of a step"
     replay, memory = opened(generates=False)
-    assert replay.generator is None
+    assert "generator" not in replay
     replay.register(memory)
     memory.enter("update_actor")
     assert TRAIN in memory.resident()
@@ -90,10 +88,10 @@ def test_equal_layouts_share_the_published_weights(opened):
 def test_a_part_exports_its_weights(opened, tmp_path):
     tokenizer = SimpleNamespace(eos_token_id=1, token_to_id=lambda token: None, save=lambda folder: None)
     parts, _ = opened()
-    parts.critic.save_hf(tmp_path / "critic", tokenizer)
+    parts["critic"].save_hf(tmp_path / "critic", tokenizer)
     stored = load_file(tmp_path / "critic" / "model.safetensors")
-    for spec in parts.critic.partition.specs:
-        np.testing.assert_array_equal(stored[spec.hf_name], backend.read(parts.critic.parameters[spec.name]))
+    for spec in parts["critic"].partition.specs:
+        np.testing.assert_array_equal(stored[spec.hf_name], backend.read(parts["critic"].parameters[spec.name]))
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
@@ -101,7 +99,7 @@ def test_packed_weights_follow_what_is_published(opened, weights):
     if native.library().problem:
         pytest.skip("packed weights take the fused operators")
     parts, _ = opened(f"rollout.weights={weights}")
-    policy, generator = parts.policy, parts.generator
+    policy, generator = parts.policy, parts["generator"]
     assert policy.publishes
     assert generator.rollout_decoder is not generator.decoder
 
@@ -132,4 +130,4 @@ def test_a_packed_base_is_not_packed_again(opened):
     parts, _ = opened("rollout.weights=int8", model=small_config(adapter=Adapter(4, 8)))
     assert not parts.policy.publishes
     roles = {role: parameters for role, parameters, _ in parts.policy.memory_groups()}
-    assert {id(p) for p in roles[INFER_BASE]} == {id(p) for p in parts.generator.packed_parameters(trained=False)}
+    assert {id(p) for p in roles[INFER_BASE]} == {id(p) for p in parts["generator"].packed_parameters(trained=False)}

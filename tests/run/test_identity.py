@@ -10,7 +10,9 @@ import pytest
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.run.identity import check_identity, run_identity
 from mindrlhf.run.training_data import TrainingData
 from mindrlhf.types import Prompt
@@ -18,14 +20,15 @@ from mindrlhf.types import Prompt
 MODEL = ModelConfig(
     vocab_size=32, hidden_size=16, intermediate_size=20, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4
 )
-JOB = SimpleNamespace(config=GRPOSettings(), model=MODEL, reference_path=None)
+ROLES = {"policy": RoleModel(None, MODEL)}
 
 
 def identity(*truths, ids=(1, 2, 3)):
     tokens = np.array(ids, np.int32)
     fields = [{} if truth is None else {"ground_truth": truth} for truth in truths]
     prompts = [Prompt(row, tokens, given) for row, given in enumerate(fields)]
-    return run_identity(JOB, TrainingData(None, [], len(prompts), prompts, [], len(ids), len(ids), 1))
+    data = TrainingData("data.jsonl", None, [], len(prompts), prompts, [], len(ids), len(ids), 1)
+    return run_identity(GRPOSettings(), ROLES, ModelYaml(path="train.yaml"), data)
 
 
 def check(saved, run):

@@ -4,7 +4,6 @@ import re
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from types import SimpleNamespace
 
 import jobs
 import numpy as np
@@ -126,7 +125,7 @@ def test_keys_follow_settings_that_graphs_depend_on():
         for place, value in changes.items():
             *groups, key = place.split("__")
             reduce(getitem, groups, described)[key] = value
-        return graph_settings(SimpleNamespace(config=SimpleNamespace(kind="grpo"), described=lambda: described), name)
+        return graph_settings(described, "grpo", name)
 
     everywhere = ("train_yaml__parallel__model_parallel", "model__hidden_size", "grpo__lora__rank")
     nowhere = ("grpo__trainer__total_steps", "grpo__data__val_dataset", "grpo__memory__swap", "train_yaml__path")

@@ -11,8 +11,10 @@ from small_model import log_softmax, random_arrays, read_model, small_config
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
+from mindrlhf.flags import TrainFlags
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.parameters import EMBEDDING, parameter_table
-from mindrlhf.trainer.check import read_teacher
+from mindrlhf.trainer.check import read_roles
 
 SETTINGS = (
     "algorithm.advantage=distillation",
@@ -82,7 +84,8 @@ def test_a_teacher_with_an_adapter_is_not_its_base_alone(taught, tmp_path):
     described |= {"lora_alpha": 4, "target_modules": ["q_proj"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(described))
     settings = load_grpo_config(None, ["algorithm.advantage=distillation", f"algorithm.teacher={tmp_path}"])
-    assert read_teacher(settings) == (str(tmp_path), read_hf_config(teacher))
+    model = read_hf_config(teacher)
+    assert read_roles(TrainFlags(), settings, model)["teacher"] == RoleModel(str(tmp_path), model)
 
 
 def test_a_teacher_of_other_tokens_is_refused(taught, tmp_path, capsys):

@@ -13,11 +13,13 @@ from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
+from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.trainer import preflight
+from mindrlhf.trainer.check import read_roles
 from mindrlhf.trainer.preflight import RankResources, block, check_writable, devices, disk_line, disk_needs, try_reward
 from mindrlhf.types import Prompt
 
@@ -82,7 +84,8 @@ def test_one_process_calls_nobody():
 
 def test_memory_that_will_not_do_is_said_before_the_run():
     yaml = ModelYaml(path="model.yaml", context={"device_target": "CPU"})
-    work = Work.of(load_grpo_config(None, []), MODEL, yaml, yaml, Lengths(20))
+    config = load_grpo_config(None, [])
+    work = Work.of(config, read_roles(TrainFlags(), config, MODEL), yaml, yaml, Lengths(20))
     peak = work.rank_plan(0).peak
     here = RankResources("a", 2, 4 * peak, 1e9)
     assert "NOT ENOUGH" not in preflight.memory_line(work, [here] * 4)
@@ -90,21 +93,24 @@ def test_memory_that_will_not_do_is_said_before_the_run():
     assert "planned at most for a process, in " in short
     assert "NOT ENOUGH, " in short
     device = ModelYaml(path="model.yaml", context={"device_target": "Ascend", "max_device_memory": "0.001GB"})
-    on_device = Work.of(load_grpo_config(None, []), MODEL, device, device, Lengths(20))
+    on_device = Work.of(config, work.roles, device, device, Lengths(20))
     assert "NOT ENOUGH, 1.0 MiB are there" in preflight.memory_line(on_device, [here])
 
 
 def test_disk(tmp_path, monkeypatch):
+    def needs(*settings: str, model=MODEL) -> tuple[int, int]:
+        config = load_grpo_config(None, settings)
+        return disk_needs(config.trainer, read_roles(TrainFlags(), config, model))
+
     weights = 4 * parameter_count(MODEL)
-    assert disk_needs(load_grpo_config(None, []), MODEL) == (weights, weights)
+    assert needs() == (weights, weights)
     saving = ["trainer.save_freq=10", "trainer.save_max_ckpt_num=2"]
-    assert disk_needs(load_grpo_config(None, saving), MODEL) == (4 * weights, weights + 9 * weights)
+    assert needs(*saving) == (4 * weights, weights + 9 * weights)
     adapted = MODEL.model_copy(update={"adapter": Adapter(2, 4)})
     trained, every = 4 * trained_count(adapted), 4 * parameter_count(adapted)
     assert trained < every / 8
-    assert disk_needs(load_grpo_config(None, saving), adapted) == (every + 3 * trained, every + 9 * trained)
-    critic = load_grpo_config(None, ["algorithm.advantage=gae"])
-    assert disk_needs(critic, MODEL)[0] == 2 * weights
+    assert needs(*saving, model=adapted) == (every + 3 * trained, every + 9 * trained)
+    assert needs("algorithm.advantage=gae")[0] == weights + 4 * parameter_count(MODEL.as_critic())
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * weights))
     assert "NOT ENOUGH" not in disk_line(tmp_path, weights, 4 * weights)
     assert "NOT ENOUGH for all of them; lower trainer.save_max_ckpt_num" in disk_line(

@@ -102,7 +102,7 @@ def test_scored_log_probs_are_the_old_ones_only_of_several_updates(scores_old):
     policy = Policy.__new__(Policy)
     policy.scorer, policy.scores_old = (lambda groups: [own] * len(groups)), scores_old
     run = SimpleNamespace(timers=Timers())
-    loop = GRPOLoop(load_grpo_config(None, []), None, Parts(policy, None, None, None), SimpleNamespace(kl=None), run)
+    loop = GRPOLoop(load_grpo_config(None, []), None, Parts(policy=policy), SimpleNamespace(kl=None), run)
     kept = tuple(np.full(3, -2, np.float32) for _ in range(2))
     fresh, carried = loop.with_log_probs([experience(1, [0, 1]), experience(2, [0, 1], old_log_probs=kept)])
     assert fresh.rows("scored_log_probs") is carried.rows("scored_log_probs") is own

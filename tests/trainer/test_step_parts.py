@@ -290,7 +290,7 @@ def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
         return SimpleNamespace(outputs=outputs)
 
     config = load_grpo_config(None, ["algorithm.num_iterations=3"])
-    parts = Parts(SimpleNamespace(scores_old=False, update=update), None, None, None)
+    parts = Parts(policy=SimpleNamespace(scores_old=False, update=update))
     run = SimpleNamespace(total_steps=1, timers=Timers(), progress=Progress(enabled=False))
     trainer = GRPOLoop(config, None, parts, SimpleNamespace(kl=None), run)
     assert len(trainer.update_policy(fresh, 1)) == 3
