@@ -123,7 +123,7 @@ class Bench:
     def generate(self, side: str) -> tuple[float, float]:
         """Return seconds of one side, and the cores that other processes used meanwhile."""
         partner = self.partners.get(side)
-        with scripted(self.script.numbers(with_calls=partner is not None)):
+        with scripted(self.script.numbers(with_calls=partner is not None), self.samples):
             start = Moment.now()
             groups = self.engine.generate(self.prompts, self.samples, step=0, partner=partner)
             rewards = partner.rewards() if partner else np.zeros(0)
@@ -138,16 +138,18 @@ class Bench:
 
 
 @contextlib.contextmanager
-def scripted(numbers: np.ndarray) -> Iterator[None]:
-    """Give the engine these random numbers."""
-    from mindrlhf.rollout import engine
+def scripted(numbers: np.ndarray, samples: int) -> Iterator[None]:
+    """Give the engine these random numbers, by response."""
+    from mindrlhf.rollout import session
 
-    known = engine.uniform
-    engine.uniform = lambda *_: numbers
+    def scripted_numbers(seed, step, prompt_id, sample, position):
+        return numbers[(prompt_id * samples + sample)[:, 0]]
+
+    known, session.uniform = session.uniform, scripted_numbers
     try:
         yield
     finally:
-        engine.uniform = known
+        session.uniform = known
 
 
 def main() -> int:

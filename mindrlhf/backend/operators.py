@@ -56,7 +56,7 @@ class ModelOperators(Protocol):
         The head may be packed.
         """
 
-    def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers):
+    def decode_tokens(self, slots, uniform, rules, stop_ids, table, angles, norm, head, layers, given, numbers):
         """Draw up to n tokens of each slot.
 
         The tokens are the same that `models.decoder.Decoder` and `rollout.sampling.Sampler` draw one by one; a slot
@@ -69,7 +69,8 @@ class ModelOperators(Protocol):
             steps; int32[B, n]: context tokens, which are taken as they are and never end a slot, -1 where a token is
             drawn; and int32[B, h]: texts to search for drafts of the next tokens (see `rollout.drafts`), -1 for none. A
             step draws one token of a slot, plus its draft's.
-        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: embeddings [V, hidden].
+        uniform: [B, n]; rules: float32[r, B], the inverse temperature (0: greedy) first; stop_ids: int32[s], -1 for
+            none; table: embeddings [V, hidden].
         angles: tables of cos and sin [positions, D]; norm: the final norm's weight; head: [V, hidden].
         layers: one flat tuple of each layer's attention weights, caches and feed-forward weights.
         given: for each half the bits of its weights. numbers: pairs of name and value.

@@ -276,15 +276,16 @@ class Decoder(nn.Cell):
             for array in (*layer.attention.decoded, *cache, *layer.feed_forward.decoded)
         )
 
-    def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, layers):
+    def decode_tokens(self, slots, uniform, rules, stop_ids, layers):
         """Draw several tokens of each slot with the fused operator.
 
         The operator of that name describes the arguments. Needs `decodes_tokens`. layers: from `decode_parameters`.
         """
-        numbers = (*self.numbers, ("inverse_temperature", inverse), ("greedy", greedy))
         table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.decoded
         angles, given = (self.cos, self.sin), self.decode_weights
-        return self.decode_fused(slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers)
+        return self.decode_fused(
+            slots, uniform, rules, stop_ids, table, angles, norm, head, layers, given, self.numbers
+        )
 
     def logits(self, hidden):
         """Compute logits: [T, hidden] -> float32[T, vocab], or this rank's part."""

@@ -1,12 +1,17 @@
 """Graphs of generation over one static key-value cache: prefill, admit, decode."""
 
+from collections.abc import Sequence
+
+import numpy as np
 from mindspore import Parameter, ParameterTuple, ops
 
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.backend.operators import Operators
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.decoder import Decoder
-from mindrlhf.rollout.sampling import Sampler
+from mindrlhf.rollout.sampling import Sampler, rule_of
 
 # Token limit of one call of the operator that draws several: without, and with a partner's tokens between them.
 FUSED_TOKENS, FUSED_CONTEXT = 16, 256
@@ -88,7 +93,7 @@ class Decode(Graph):
     enough: int32[3]: the number of active slots at which no further token begins, a slot's first position after the
     longest prompt, and the most steps; each draws one token of a slot, plus its draft's.
     context: int32[B, n], tokens that are taken as they are and never end a slot; -1 where a token is drawn.
-    histories: int32[B, h], texts for drafts (see `rollout.drafts`). uniform: [B, n]. seen: see `Sampler`.
+    histories: int32[B, h], texts for drafts (see `rollout.drafts`). uniform: [B, n]. rules, seen: see `Sampler`.
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
@@ -100,17 +105,79 @@ class Decode(Graph):
             self.layers = decoder.decode_parameters(cache.keys, cache.values)
 
     def construct(
-        self, ids, places, angles, remaining, banned, leaders, prefixes, enough, context, histories, uniform, seen
+        self,
+        ids,
+        places,
+        angles,
+        remaining,
+        banned,
+        leaders,
+        prefixes,
+        enough,
+        context,
+        histories,
+        uniform,
+        rules,
+        seen,
     ):
         sampler = self.sampler
         if self.fused:
             slots = (ids, places, angles, remaining, banned, leaders, prefixes, enough, context, histories)
-            rule = (sampler.stop_ids, sampler.inverse, sampler.greedy)
-            return self.decoder.decode_tokens(slots, uniform, *rule, self.layers)
+            return self.decoder.decode_tokens(slots, uniform, rules, sampler.stop_ids, self.layers)
         hidden = self.decoder.decode(ids, places, angles, self.keys, self.values)
         ban = (banned > 0).astype("float32")
-        token, behaviour, policy = sampler(self.decoder.decode_logits(hidden), uniform.reshape((-1,)), ban, seen)
+        token, behaviour, policy = sampler(self.decoder.decode_logits(hidden), uniform.reshape((-1,)), ban, rules, seen)
         given, nothing = context >= 0, ops.zeros_like(context).astype("float32")
         token = ops.select(given, context, token.reshape((-1, 1)))
         behaviour = ops.select(given, nothing, behaviour.reshape((-1, 1)))
         return token, behaviour, ops.select(given, nothing, policy.reshape((-1, 1)))
+
+
+class EngineGraphs:
+    """Graphs of an engine over one cache.
+
+    slots: sequences decoded at once; size: positions of a slot; max_prompt: longest prompt in tokens; stop_ids: tokens
+    that end a response. The operator for several tokens needs one graph; the graph for one token of each slot draws
+    with all settings that were opened so far.
+    """
+
+    def __init__(
+        self, config: ModelConfig, decoder: Decoder, slots: int, size: int, max_prompt: int, stop_ids: Sequence[int]
+    ):
+        self.vocabulary, self.slots, self.max_prompt = config.vocab_size, slots, max_prompt
+        self.stop_ids = np.array(sorted(set(stop_ids)), np.int32)
+        sizes = config.num_layers, slots, decoder.kv_heads, size, config.head_dim
+        self.cache = Cache(*sizes, decoder.dtype, decoder.operators.packs_cache)
+        self.prefill, self.admit = Prefill(decoder), Admit(self.cache, decoder.operators, max_prompt)
+        self.admit_size = -(-slots // 8)
+        self.decodes: dict[bool, Decode] = {}  # by use of the operator
+        self._decoder, self._drawn_ids = decoder, tuple(stop_ids)
+        self._settings: list[SamplingSettings] = []  # of the graph for one token
+        self._opened: dict[tuple[bytes, bool], bool] = {}
+
+    def open(self, sampling: SamplingSettings) -> bool:
+        """Open the graph that draws with these settings.
+
+        Returns True if it is the operator for several tokens.
+        """
+        kind = rule_of(sampling, self.vocabulary).tobytes(), sampling.min_new_tokens > 0
+        if kind not in self._opened:
+            self._opened[kind] = self._build(sampling)
+        return self._opened[kind]
+
+    def _build(self, sampling: SamplingSettings) -> bool:
+        shards = self._decoder.shards
+        sampler = Sampler([sampling], self.vocabulary, self._drawn_ids, shards)
+        operator = self._decoder.decodes_tokens and sampler.simple
+        if not operator:
+            self._settings.append(sampling)
+            sampler = Sampler(self._settings, self.vocabulary, self._drawn_ids, shards)
+        known = self.decodes.get(operator)
+        if known is None or (not operator and known.sampler.rule != sampler.rule):
+            self.decodes[operator] = Decode(self._decoder, self.cache, sampler)
+        return operator
+
+    @property
+    def penalises(self) -> bool:
+        """True if a graph reads which tokens a slot contains."""
+        return any(graph.sampler.penalises for graph in self.decodes.values())

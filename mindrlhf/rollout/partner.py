@@ -101,65 +101,20 @@ class SharedPartner:
         return self._partner.tokens if self._partner else ()
 
 
-class Exchange:
-    """Exchange of turns and replies in a `generate` call.
+def begin(
+    partner: Partner, prompts: Sequence[Prompt], num_generations: int, step: int
+) -> tuple[Sequence[Prompt], list[np.ndarray]]:
+    """Begin the conversations; returns prompts, and each row's context before its first turn."""
+    opened, replies = partner.begin(prompts, num_generations, step)
+    rows = list(range(len(prompts) * num_generations))
+    if [reply.row for reply in replies] != rows or any(reply.over for reply in replies):
+        raise ValueError("a partner begins every conversation once, in order, and ends none")
+    return opened, [reply.token_ids for reply in replies]
 
-    partner: None if a turn is a whole response. rows, limit: number of responses, and most tokens of each.
 
-    context: int32[rows, limit], the partner's ids at their places in a response, -1 elsewhere. first: int32[rows], the
-    place of the current turn's first token. waiting: bool[rows], True while a reply is outstanding.
-    """
-
-    def __init__(self, partner: Partner | None, rows: int, limit: int, vocabulary: int):
-        self.partner, self._limit, self._vocabulary = partner, limit, vocabulary
-        self.context = np.full((rows, limit), -1, np.int32)
-        self.first, self.waiting = np.zeros(rows, np.int32), np.zeros(rows, bool)
-
-    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Prompt]:
-        """Put the partner's context before the first turns.
-
-        Returns the prompts without this context. A response keeps space for one drawn token.
-        """
-        if self.partner is None:
-            return prompts
-        opened, replies = self.partner.begin(prompts, num_generations, step)
-        if [reply.row for reply in replies] != list(range(len(self.waiting))) or any(reply.over for reply in replies):
-            raise ValueError("a partner begins every conversation once, in order, and ends none")
-        for reply in replies:
-            self._append(reply, 0, self._limit - 1)
-        return opened
-
-    def submit(self, row: int, tokens: np.ndarray, length: int) -> None:
-        """Submit a row's turn. tokens: int32[limit], the response; length: its tokens."""
-        self.waiting[row] = True
-        self.partner.submit(row, tokens[self.first[row] : length].tolist(), length)
-
-    def collect(self, wait: bool, lengths: np.ndarray) -> list[tuple[int, int, bool]]:
-        """Append the replies that are ready to responses of these lengths.
-
-        Returns for each conversation that ends by this: its row, its final length, and True if the limit ended it.
-        """
-        ended = []
-        for reply in self.partner.collect(wait):
-            row = reply.row
-            if not self.waiting[row]:
-                raise ValueError(f"a reply to row {row}, which waits for none")
-            self.waiting[row] = False
-            length = int(lengths[row])
-            cut = self._append(reply, length, self._limit) or (not reply.over and self.first[row] == self._limit)
-            if reply.over or cut:
-                ended.append((row, int(self.first[row]), cut))
-        return ended
-
-    def _append(self, reply: Reply, length: int, limit: int) -> bool:
-        """Append a reply to a response of this length, up to the limit.
-
-        Returns True if the limit cuts the reply off.
-        """
-        ids = np.asarray(reply.token_ids, np.int32)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:
-            raise ValueError(f"a reply to row {reply.row} has ids outside of 0 to {self._vocabulary - 1}")
-        taken = ids[: limit - length]
-        self.first[reply.row] = length + len(taken)
-        self.context[reply.row, length : self.first[reply.row]] = taken
-        return len(taken) < len(ids)
+def context_ids(ids: Sequence[int], vocabulary: int, row: int) -> np.ndarray:
+    """Check a partner's ids for a row; returns int32[n]."""
+    ids = np.asarray(ids, np.int32)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+        raise ValueError(f"a reply to row {row} has ids outside of 0 to {vocabulary - 1}")
+    return ids

@@ -1,10 +1,12 @@
 """Sampling of one token for each slot, inside the decode graph.
 
-Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over top-k's tokens, min-p. The
-draw inverts the cumulative distribution at one uniform number. Tensor-parallel ranks draw the same token.
+A slot has a rule of its own. Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over
+top-k's tokens, min-p. The draw inverts the cumulative distribution at one uniform number. Tensor-parallel ranks draw
+the same token.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -18,6 +20,8 @@ from mindrlhf.models.head import log_from_one
 # Halvings of the interval that contains the top-p threshold: it is 40 nats wide, and 4e-8 nats at the end.
 TOP_P_HALVINGS = 30
 TOP_P_RANGE = 40.0
+# Rows of `rule_of`.
+INVERSE, TOP_K, TOP_P, LOG_MIN_P, PENALTY, PLAIN = range(6)
 
 
 def block_size(vocabulary: int, ranks: int = 1) -> int:
@@ -37,10 +41,28 @@ def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int) -
     return ranks == 1 and not filters and settings.repetition_penalty == 1.0
 
 
+def rule_of(settings: SamplingSettings, vocabulary: int) -> np.ndarray:
+    """Lay out the sampling rule of one slot as float32[6].
+
+    These are the inverse temperature (0: greedy), top-k (0: off), top-p, the logarithm of min-p, the repetition
+    penalty, and 1 if tokens are drawn from all of the model's distribution.
+    """
+    rule = np.zeros(6, np.float32)
+    rule[INVERSE] = 1.0 / settings.temperature if settings.temperature else 0.0
+    rule[TOP_K] = settings.top_k if settings.top_k < vocabulary else 0
+    rule[TOP_P] = settings.top_p
+    rule[LOG_MIN_P] = math.log(settings.min_p) if settings.min_p else -np.inf
+    rule[PENALTY] = settings.repetition_penalty
+    filters = rule[TOP_K] or settings.top_p < 1.0 or settings.min_p
+    rule[PLAIN] = not filters and settings.repetition_penalty == 1.0 and not settings.min_new_tokens
+    return rule
+
+
 class Sampler(nn.Cell):
     """Sampler of tokens from logits float32[B, V] and uniform float32[B].
 
     The outputs are token int32[B], behaviour log-prob and policy log-prob, float32[B].
+    settings: the graph computes what any of these needs; a slot's tokens depend on its own rule alone.
     shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same.
     The behaviour log-prob is under the distribution drawn from; the policy log-prob has only the temperature applied.
     Temperature 0 takes the largest logit; its behaviour log-prob is 0 and its policy log-prob is at temperature 1.
@@ -48,7 +70,7 @@ class Sampler(nn.Cell):
 
     def __init__(
         self,
-        settings: SamplingSettings,
+        settings: Sequence[SamplingSettings],
         vocabulary: int,
         stop_ids: tuple[int, ...],
         shards: TensorParallel | None = None,
@@ -57,21 +79,28 @@ class Sampler(nn.Cell):
         shards = shards or TensorParallel()
         self.size, self.stack_ranks, self.reduce = shards.size, shards.stack, shards.reduce
         self.first, self.end = shards.share(vocabulary)
-        self.greedy = settings.temperature == 0.0
-        self.inverse = 1.0 if self.greedy else 1.0 / settings.temperature
-        self.top_k = settings.top_k if settings.top_k < vocabulary else 0
-        self.top_p, self.min_p = settings.top_p, settings.min_p
-        self.penalty = settings.repetition_penalty
-        self.bans_stop = settings.min_new_tokens > 0
+        rules = np.stack([rule_of(one, vocabulary) for one in settings], 1)
+        drawing = rules[:, rules[INVERSE] > 0]
+        self.draws, self.greedy = drawing.shape[1] > 0, drawing.shape[1] < len(settings)
+        self.top_k = int(drawing[TOP_K].max(initial=0))
+        self.top_p, self.min_p = bool((drawing[TOP_P] < 1).any()), bool((drawing[LOG_MIN_P] > -np.inf).any())
+        self.penalises = bool((rules[PENALTY] != 1).any())
+        self.bans_stop = any(one.min_new_tokens for one in settings)
+        self.filters = bool(self.top_k or self.top_p or self.min_p)
+        self.all_plain, self.some_plain = bool(drawing[PLAIN].all()), bool(drawing[PLAIN].any())
+        # A number that all slots share is a constant: a column would be repeated along the vocabulary.
+        shared = rules[:, 0] if np.unique(rules[[INVERSE, PENALTY]], axis=1).shape[1] == 1 else None
+        self.shares = shared is not None
+        self.inverse = float(shared[INVERSE]) or 1.0 if self.shares else 1.0
+        self.penalty = float(shared[PENALTY]) if self.shares else 1.0
         stop = np.zeros((1, vocabulary), np.float32)
         stop[0, [i for i in stop_ids if i < vocabulary]] = MASKED
         self.stop_mask = Tensor(stop[:, self.first : self.end].copy())
         self.block = block_size(vocabulary, shards.size)
-        self.filters = bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
-        self.plain = self.penalty == 1.0 and not self.bans_stop and not self.filters
-        self.simple = draws_in_operator(settings, vocabulary, shards.size)
-        filters = (self.top_k, self.top_p, self.min_p, self.penalty, self.bans_stop)
-        self.rule = (self.greedy, self.inverse, *filters, self.simple, tuple(stop_ids))  # tells samplers apart
+        self.simple = all(draws_in_operator(one, vocabulary, shards.size) for one in settings)
+        filters = (self.top_k, self.top_p, self.min_p, self.penalises, self.bans_stop)
+        kinds = (self.draws, self.greedy, self.all_plain, self.some_plain, self.shares, self.inverse, self.penalty)
+        self.rule = (*kinds, *filters, self.simple, tuple(stop_ids))  # tells samplers apart
         self.stop_ids = Tensor(np.array(stop_ids or (-1,), np.int32))
         self.cumulative = ops.CumSum()
         self.row_max = ops.ReduceMax(True)
@@ -92,29 +121,38 @@ class Sampler(nn.Cell):
         own = ops.logical_and(token >= self.first, token < self.end)
         return ops.select(own, token - self.first, ops.zeros_like(token)), own.astype("float32")
 
-    def _kth_largest(self, scores):
+    def _kth_largest(self, scores, top_k):
+        """Find each row's k-th largest score.
+
+        The map is [B, V], float32[B, 1] -> [B, 1], with -inf where k is 0.
+        """
         values = ops.topk(scores, min(self.top_k, self.end - self.first))[0]
         if self.size > 1:
             values = self.stack_ranks(values).transpose((1, 0, 2)).reshape((scores.shape[0], -1))
             values = ops.topk(values, self.top_k)[0]
-        return values[:, self.top_k - 1 : self.top_k]
+        last = ops.gather_d(values, 1, ops.maximum(top_k.astype("int32") - 1, 0))
+        return ops.select(top_k > 0, last, ops.full_like(last, -np.inf))
 
-    def _keep(self, scores):
+    def _keep(self, scores, rules):
         """Set scores that top-k, top-p or min-p exclude to MASKED."""
         top = self._largest(scores)
         if self.top_k:
-            scores = ops.select(scores >= self._kth_largest(scores), scores, ops.full_like(scores, MASKED))
-        if self.top_p < 1.0:
+            least = self._kth_largest(scores, self._column(rules, TOP_K))
+            scores = ops.select(scores >= least, scores, ops.full_like(scores, MASKED))
+        if self.top_p:
+            share = self._column(rules, TOP_P)
             weights = ops.exp(scores - expand(top, scores.shape))
-            target = self._total(weights) * self.top_p
+            target = self._total(weights) * share
             low, high = top - TOP_P_RANGE, top  # tokens above `low` have the mass; tokens above `high` may not
             for _ in range(TOP_P_HALVINGS):
                 middle = (low + high) * 0.5
                 enough = self._total(ops.select(scores >= middle, weights, ops.zeros_like(weights))) >= target
                 low, high = ops.select(enough, middle, low), ops.select(enough, high, middle)
+            low = ops.select(share < 1.0, low, ops.full_like(low, -np.inf))
             scores = ops.select(scores >= low, scores, ops.full_like(scores, MASKED))
-        if self.min_p > 0.0:
-            scores = ops.select(scores >= top + math.log(self.min_p), scores, ops.full_like(scores, MASKED))
+        if self.min_p:
+            least = top + self._column(rules, LOG_MIN_P)
+            scores = ops.select(scores >= least, scores, ops.full_like(scores, MASKED))
         return scores
 
     def _search(self, weights, uniform):
@@ -166,28 +204,47 @@ class Sampler(nn.Cell):
         numbers = self.reduce(ops.stack((picked, ops.exp(below).sum(-1))))
         return numbers[0] - log_from_one(numbers[1])
 
-    def construct(self, logits, uniform, ban_stop, seen):
+    def _column(self, rules, row):
+        """Take one number of every slot's rule: float32[6, B] -> [B, 1]."""
+        return rules[row].reshape((-1, 1))
+
+    def construct(self, logits, uniform, ban_stop, rules, seen):
         """Draw one token for each slot.
 
-        ban_stop: float32[B], 1 while a slot may not stop. seen: float32[B, V] (or [1, 1]), 1 at tokens that the slot
-        already contains.
+        ban_stop: float32[B], 1 while a slot may not stop. rules: float32[6, B], each slot's `rule_of`. seen: float32[B,
+        V] (or [1, 1]), 1 at tokens that the slot already contains.
         """
-        raw = logits * self.inverse
+        inverse, penalty = self.inverse, self.penalty
+        takes_largest = self._column(rules, INVERSE) == 0
+        if not self.shares:
+            own = self._column(rules, INVERSE)
+            factors = ops.select(takes_largest, ops.ones_like(own), own)
+            inverse = expand(factors, logits.shape)
+        raw = logits * inverse
         scores = raw
-        if self.penalty != 1.0:
+        if self.penalises:
+            if not self.shares:
+                penalty = expand(self._column(rules, PENALTY), logits.shape)
             seen = seen[:, self.first : self.end]
-            punished = ops.select(logits > 0, raw / self.penalty, raw * self.penalty)
+            punished = ops.select(logits > 0, raw / penalty, raw * penalty)
             scores = ops.select(seen > 0, punished, raw)
         if self.bans_stop:
             ban = expand(ban_stop.reshape((-1, 1)), scores.shape)
             scores = scores + ban * expand(self.stop_mask, scores.shape)
-        if self.greedy:
+        if not self.draws:
             token = self._most_probable(scores)
             policy = self._log_prob(raw, token)
             return token, ops.zeros_like(policy), policy
-        if self.filters:
-            scores = self._keep(scores)
-        token, behaviour = self._draw(ops.exp(scores - expand(self._largest(scores), scores.shape)), uniform)
-        if self.plain:
+        kept = self._keep(scores, rules) if self.filters else scores
+        token, behaviour = self._draw(ops.exp(kept - expand(self._largest(kept), kept.shape)), uniform)
+        if self.greedy:
+            takes_largest = takes_largest.reshape((-1,))
+            token = ops.select(takes_largest, self._most_probable(scores), token)
+            behaviour = ops.select(takes_largest, ops.zeros_like(behaviour), behaviour)
+        elif self.all_plain:
             return token, behaviour, behaviour
-        return token, behaviour, self._log_prob(raw, token)
+        policy = self._log_prob(raw, token)
+        if self.some_plain:
+            plain = ops.logical_and(rules[PLAIN] > 0, rules[INVERSE] > 0)
+            policy = ops.select(plain, behaviour, policy)
+        return token, behaviour, policy

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from bfloat16_numbers import rounded
-from decode_inputs import alone, cache_of, no_context, no_histories
+from decode_inputs import alone, cache_of, drawn_by, no_context, no_histories
 from mindspore import Tensor
 from small_model import Golden
 from small_updater import RATE, Subject, rows_like
@@ -106,11 +106,11 @@ def drawn(golden, used, going: int) -> list[np.ndarray]:
     decoder, _ = golden.build(40, operators=used)
     config, tokens, ids = golden.config, graphs.FUSED_TOKENS, first_ids(golden)
     uniform = np.random.default_rng(4).random((SLOTS, tokens)).astype(np.float32)
-    sampler = Sampler(SamplingSettings(max_new_tokens=64), config.vocab_size, ())
+    sampler = Sampler([SamplingSettings(max_new_tokens=64)], config.vocab_size, ())
     graph = graphs.Decode(decoder, cache_of(config, SLOTS, 40, used.packs_cache), sampler)
     assert graph.fused
     remaining = np.where(np.arange(SLOTS) < going, tokens, 0).astype(np.int32)
-    rest = no_context(SLOTS), no_histories(SLOTS), uniform, np.zeros((1, 1), np.float32)
+    rest = no_context(SLOTS), no_histories(SLOTS), uniform, *drawn_by(SamplingSettings(), SLOTS)
     inputs = (ids, 0 * ids, 0 * ids, remaining, 0 * ids, *alone(SLOTS), *rest)
     return [part.asnumpy()[:going] for part in graph(*(Tensor(part) for part in inputs))[:3]]
 

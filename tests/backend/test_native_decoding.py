@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from bfloat16_numbers import pairs, rounded
-from decode_inputs import alone, cache_of, no_context, no_histories
+from decode_inputs import alone, cache_of, drawn_by, no_context, no_histories
 from mindspore import Tensor, nn
 from slow_cases import few_of
 from small_model import SmallModel, log_softmax
@@ -49,19 +49,19 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
     found = {}
     for is_fused in (True, False):
         cache = cache_of(model.config, slots, size)
-        graph = graphs.Decode(decoder, cache, Sampler(settings, model.config.vocab_size, stops))
+        graph = graphs.Decode(decoder, cache, Sampler([settings], model.config.vocab_size, stops))
         assert graph.fused
         graph.fused = is_fused
         now = ids.copy(), positions.copy(), angles.copy(), remaining.copy(), banned.copy()
         out = np.full((3, slots, tokens), -1.0) * np.array([1, 0, 0]).reshape((3, 1, 1))
-        seen = np.zeros((1, 1), np.float32)
+        rule = drawn_by(settings, slots)
         if is_fused:
-            inputs = (*now, *alone(slots), context, no_histories(slots), uniform, seen)
+            inputs = (*now, *alone(slots), context, no_histories(slots), uniform, *rule)
             parts = graph(*(Tensor(part) for part in inputs))[:3]
             out = np.stack([part.asnumpy().astype(np.float64) for part in parts])
         for t in range(0 if is_fused else tokens):
             given, numbers = (part[:, t : t + 1].copy() for part in (context, uniform))
-            inputs = (*now, *alone(slots), given, no_histories(slots), numbers, seen)
+            inputs = (*now, *alone(slots), given, no_histories(slots), numbers, *rule)
             parts = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
             going = now[3] > 0
             out[:, going, t] = np.stack(parts)[:, going, 0]
@@ -102,18 +102,18 @@ def test_tokens_of_the_context_together_are_those_of_one_by_one(fused):
     context = no_context(slots, columns)
     for slot, run in enumerate(runs):
         context[slot, :run] = rng.integers(0, 64, run)
-    uniform, seen = rng.random((slots, columns)).astype(np.float32), np.zeros((1, 1), np.float32)
+    uniform, rule = rng.random((slots, columns)).astype(np.float32), drawn_by(SamplingSettings(), slots)
     shared = np.array([0, 0, 2, 2, 2, 5, 5], np.int32), zeros + prefix, np.array([0, 12, 16], np.int32)
 
     def run(pieces):
         cache = cache_of(model.config, slots, 320)
         for number, parameter in enumerate((*cache.keys, *cache.values)):
             parameter.asnumpy()[...] = normal(parameter.shape, number)
-        graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=200), 64, (5,)))
+        graph = graphs.Decode(decoder, cache, Sampler([SamplingSettings(max_new_tokens=200)], 64, (5,)))
         ids, positions, left, out = zeros + 3, zeros + prefix, remaining.copy(), []
         for part in pieces:
             own = tuple(array[:, part].copy() for array in (context, uniform))
-            inputs = (ids, positions, positions, left, zeros, *shared, own[0], no_histories(slots), own[1], seen)
+            inputs = (ids, positions, positions, left, zeros, *shared, own[0], no_histories(slots), own[1], *rule)
             out.append(np.stack([part.asnumpy() for part in graph(*(Tensor(one.copy()) for one in inputs))[:3]]))
             token = out[-1][0, :, 0].astype(np.int32)
             going = left > 0
@@ -173,9 +173,9 @@ def test_log_probs_over_a_packed_cache_are_those_of_rounded_keys_and_values(fuse
     context[:, :run] = rng.integers(0, 64, (slots, run))
     uniform, zeros = rng.random((slots, tokens)).astype(np.float32), np.zeros(slots, np.int32)
     graph = graphs.Decode(
-        decoder, cache_of(model.config, slots, 64, packed=True), Sampler(SamplingSettings(max_new_tokens=64), 64, ())
+        decoder, cache_of(model.config, slots, 64, packed=True), Sampler([SamplingSettings(max_new_tokens=64)], 64, ())
     )
-    rest = context, no_histories(slots), uniform, np.zeros((1, 1), np.float32)
+    rest = context, no_histories(slots), uniform, *drawn_by(SamplingSettings(), slots)
     inputs = (ids, zeros, zeros, zeros + tokens, zeros, *alone(slots), *rest)
     token, _, policy = (part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))[:3])
     near, far = [], []
@@ -202,7 +202,7 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix, packed):
     ids, remaining = rng.integers(0, 64, slots).astype(np.int32), rng.integers(1, 17, slots).astype(np.int32)
     positions = (prefix + rng.integers(0, 8, slots)).astype(np.int32)
     remaining[4], zeros = 0, np.zeros(slots, np.int32)
-    uniform, seen = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32), np.zeros((1, 1), np.float32)
+    uniform, rule = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32), drawn_by(SamplingSettings(), slots)
     found = []
     for leaders, prefixes in ((first, zeros + prefix), (np.arange(slots, dtype=np.int32), zeros + prefix)):
         cache = cache_of(model.config, slots, size, packed)
@@ -211,9 +211,9 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix, packed):
             content = pairs(content) if packed else content
             content[:, :, :prefix] = content[prompts, :, :prefix]
             parameter.asnumpy()[...] = content
-        graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
+        graph = graphs.Decode(decoder, cache, Sampler([SamplingSettings(max_new_tokens=64)], 64, ()))
         inputs = (ids, positions, positions, remaining, zeros, leaders, prefixes, np.array([0, 40, 16], np.int32))
-        inputs = (*inputs, no_context(slots), no_histories(slots), uniform, seen)
+        inputs = (*inputs, no_context(slots), no_histories(slots), uniform, *rule)
         found.append([part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))])
         assert ((found[-1][0] >= 0).sum(1) == remaining).all()
     for together, apart in zip(*found, strict=True):
@@ -231,7 +231,7 @@ def test_a_slot_does_not_feel_how_many_others_there_are(fused):
     uniform = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32)
     cache = cache_of(model.config, slots, 40)
     content = [normal(p.shape, i) for i, p in enumerate((*cache.keys, *cache.values))]
-    graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
+    graph = graphs.Decode(decoder, cache, Sampler([SamplingSettings(max_new_tokens=64)], 64, ()))
     found = {}
     for count in (67, 48, 33, 32, 17, 16, 3, 1):
         for parameter, array in zip((*cache.keys, *cache.values), content, strict=True):
@@ -239,7 +239,7 @@ def test_a_slot_does_not_feel_how_many_others_there_are(fused):
         going = np.zeros(slots, np.int32)
         chosen = slice(slots - count, slots) if count % 2 else slice(0, count)
         going[chosen] = 16
-        rest = no_context(slots), no_histories(slots), uniform, np.zeros((1, 1), np.float32)
+        rest = no_context(slots), no_histories(slots), uniform, *drawn_by(SamplingSettings(), slots)
         inputs = (ids, positions, positions, going, 0 * going, *alone(slots), *rest)
         found[count] = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))[:3]]
         assert (found[count][0][chosen] >= 0).all()
@@ -250,12 +250,12 @@ def test_a_slot_does_not_feel_how_many_others_there_are(fused):
 def test_no_token_is_begun_with_enough_slots_done(fused):
     model = SmallModel.random()
     decoder, _ = model.build(40)
-    sampler = Sampler(SamplingSettings(max_new_tokens=64), model.config.vocab_size, ())
+    sampler = Sampler([SamplingSettings(max_new_tokens=64)], model.config.vocab_size, ())
     graph = graphs.Decode(decoder, cache_of(model.config, 4, 40), sampler)
     remaining, zeros = np.array([3, 9, 5, 16], np.int32), np.zeros(4, np.int32)
     uniform = np.random.default_rng(1).random((4, graphs.FUSED_TOKENS)).astype(np.float32)
     for enough, lengths in ((0, [3, 9, 5, 16]), (2, [3, 5, 5, 5]), (4, [1, 1, 1, 1])):
-        rest = no_context(4), no_histories(4), uniform, np.zeros((1, 1), np.float32)
+        rest = no_context(4), no_histories(4), uniform, *drawn_by(SamplingSettings(), 4)
         inputs = (zeros, zeros, zeros, remaining, zeros, *alone(4, enough), *rest)
         token = graph(*(Tensor(part) for part in inputs))[0].asnumpy()
         assert (token >= 0).sum(1).tolist() == lengths
@@ -266,7 +266,8 @@ class Drawing:
 
     def __init__(self, fused, settings: SamplingSettings, logits: np.ndarray, stop_ids=(3, 40)):
         rows, size = logits.shape
-        self.fused, self.sampler = fused, Sampler(settings, size, stop_ids)
+        self.rule = [Tensor(part) for part in drawn_by(settings, rows)]
+        self.fused, self.sampler = fused, Sampler([settings], size, stop_ids)
         self.logits = logits / np.sqrt(np.square(logits).mean(-1, keepdims=True))
         self.scale = 4.0
         self.rows = Tensor(np.arange(rows, dtype=np.int32))
@@ -278,21 +279,19 @@ class Drawing:
 
         class One(nn.Cell):
             def construct(
-                self, rows, zeros, ones, ban, leaders, enough, context, past, uniform, norm, table, head, angles
+                self, rows, zeros, ones, ban, leaders, enough, context, past, uniform, rules, norm, table, head, angles
             ):
-                draw = (("inverse_temperature", sampler.inverse), ("greedy", sampler.greedy))
-                numbers = (("scale", 1.0), ("epsilon", 0.0), *draw)
+                numbers = (("scale", 1.0), ("epsilon", 0.0))
                 slots, tables = (rows, zeros, zeros, ones, ban, leaders, zeros, enough, context, past), (angles, angles)
-                return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
+                return run(slots, uniform, rules, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens
         zeros = np.zeros(len(numbers), np.int32)
         slots = (self.rows, Tensor(zeros), Tensor(zeros + 1), Tensor(ban.astype(np.int32)), self.rows)
         inputs = (*slots, Tensor(np.array([0, 0, 1], np.int32)), Tensor(no_context(len(numbers), 1)))
         inputs = (*inputs, Tensor(no_histories(len(numbers))))
-        out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
-        seen = Tensor(np.zeros((1, 1), np.float32))
-        expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), seen)
+        out = One()(*inputs, Tensor(numbers[:, None]), self.rule[0], self.norm, self.table, self.head, self.angles)
+        expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), *self.rule)
         return [part.asnumpy()[:, 0] for part in out[:3]], [part.asnumpy() for part in expected]
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decode_inputs import cache_of, no_context
+from decode_inputs import cache_of, drawn_by, no_context
 from mindspore import Tensor
 from small_model import SmallModel
 
@@ -22,8 +22,8 @@ class Call:
         model = SmallModel.random()
         decoder, _ = model.build(64)
         self.slots, self.cache = slots, cache_of(model.config, slots, 64)
-        settings = SamplingSettings(temperature=temperature, min_new_tokens=1, max_new_tokens=64)
-        self.graph = graphs.Decode(decoder, self.cache, Sampler(settings, VOCABULARY, stops))
+        settings = self.settings = SamplingSettings(temperature=temperature, min_new_tokens=1, max_new_tokens=64)
+        self.graph = graphs.Decode(decoder, self.cache, Sampler([settings], VOCABULARY, stops))
         self.ids, self.uniform = rng.integers(0, VOCABULARY, slots).astype(np.int32), rng.random((slots, TOKENS))
         self.remaining, self.zeros = np.full(slots, TOKENS, np.int32), np.zeros(slots, np.int32)
         self.remaining[1::3] = rng.integers(0, TOKENS, len(self.remaining[1::3]))
@@ -42,7 +42,8 @@ class Call:
         call = np.array([0, 40, TOKENS], np.int32)
         places = self.positions, self.positions
         slots = (self.ids, *places, self.remaining, self.banned, self.leaders, self.zeros + PREFIX, call)
-        inputs = (*slots, self.context, histories, self.uniform.astype(np.float32), np.zeros((1, 1), np.float32))
+        uniform = self.uniform.astype(np.float32)
+        inputs = (*slots, self.context, histories, uniform, *drawn_by(self.settings, self.slots))
         *found, counts = (part.asnumpy() for part in self.graph(*(Tensor(part.copy()) for part in inputs)))
         drawn = (found[0] >= 0).sum(1)
         kept = [

@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.rollout import decode_graphs as graphs
+from mindrlhf.rollout.sampling import rule_of
 
 
 def alone(slots: int, enough: int = 0) -> tuple[np.ndarray, ...]:
@@ -23,3 +25,8 @@ def no_histories(slots: int) -> np.ndarray:
 
 def cache_of(config, slots: int, size: int, packed: bool = False) -> graphs.Cache:
     return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim, packed=packed)
+
+
+def drawn_by(settings: SamplingSettings, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """One rule for all slots; and no slot's tokens, which only a repetition penalty reads."""
+    return np.repeat(rule_of(settings, 64)[:, None], slots, 1), np.zeros((1, 1), np.float32)

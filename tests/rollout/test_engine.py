@@ -193,9 +193,10 @@ def test_every_graph_compiles_once(subject, plain):
     """However often the pool of prefilled prompts is filled anew."""
     gc.collect()  # a compiled graph that dies takes the keys of equal inputs with it, and others compile again
     plain.generate(subject.prompts, 3, STEP)
-    graphs = [len(graph.compile_cache) for graph in (plain._prefill, plain._admit, plain._decode)]
+    every = (plain.graphs.prefill, plain.graphs.admit, *plain.graphs.decodes.values())
+    graphs = [len(graph.compile_cache) for graph in every]
     plain.generate(subject.prompts, 3, STEP)
-    assert [len(graph.compile_cache) for graph in (plain._prefill, plain._admit, plain._decode)] == graphs
+    assert [len(graph.compile_cache) for graph in every] == graphs
 
 
 def test_progress_and_statistics(subject, plain):

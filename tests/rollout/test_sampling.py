@@ -13,7 +13,7 @@ from slow_cases import few_of
 from small_model import log_softmax
 
 from mindrlhf.configs.grpo import SamplingSettings
-from mindrlhf.rollout.sampling import Sampler, block_size
+from mindrlhf.rollout.sampling import Sampler, block_size, rule_of
 
 VOCABULARY, DRAWS, STOP = 60, 2000, (3, 17)
 # Both ends of what `random.uniform` gives, and some between.
@@ -26,7 +26,7 @@ def compiled(settings: SamplingSettings, vocabulary: int) -> Sampler:
     import mindspore
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    return Sampler(settings, vocabulary, STOP)
+    return Sampler([settings], vocabulary, STOP)
 
 
 def run(settings: dict, logits, uniform, ban_stop=None, seen=None):
@@ -36,7 +36,8 @@ def run(settings: dict, logits, uniform, ban_stop=None, seen=None):
     sampler = compiled(SamplingSettings(**settings), logits.shape[1])
     ban_stop = np.zeros(len(logits)) if ban_stop is None else ban_stop
     seen = np.zeros((1, 1)) if seen is None else seen
-    out = sampler(*(Tensor(np.asarray(part, np.float32)) for part in (logits, uniform, ban_stop, seen)))
+    rules = np.repeat(rule_of(SamplingSettings(**settings), logits.shape[1])[:, None], len(logits), 1)
+    out = sampler(*(Tensor(np.asarray(part, np.float32)) for part in (logits, uniform, ban_stop, rules, seen)))
     return [part.asnumpy() for part in out]
 
 
@@ -90,6 +91,31 @@ def test_draws_have_the_probabilities_that_the_filters_leave(settings):
         assert (np.diff(tokens) >= 0).all()  # the inverse of the cumulative distribution
         np.testing.assert_allclose(logs, np.log(expected[tokens]), rtol=0, atol=1e-5)
         np.testing.assert_allclose(policies, raw[row, tokens], rtol=0, atol=1e-5)
+
+
+FILTERS = {"top_k": 12, "top_p": 0.8, "min_p": 0.02, "repetition_penalty": 1.3, "min_new_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    "others", [[{"temperature": 0.7}], [{"top_k": 5}, {"top_p": 0.7, "temperature": 1.4}, {"min_p": 0.1}, FILTERS]]
+)
+def test_a_row_is_drawn_by_its_own_rule(others):
+    """The same bits in one graph for all rules as in a graph of its own."""
+    from mindspore import Tensor
+
+    kinds = [SamplingSettings(**one) for one in ({}, {"temperature": 0.0}, *others)]
+    logits, uniform = random_logits(20 * len(kinds)), np.random.default_rng(5).random(20 * len(kinds))
+    rows = [np.arange(i, len(logits), len(kinds)) for i in range(len(kinds))]
+    seen = (np.random.default_rng(6).random(logits.shape) < 0.4).astype(np.float32)
+    ban = np.array([bool(one.min_new_tokens) for one in kinds] * 20)
+    rules = np.stack([rule_of(one, VOCABULARY) for one in kinds] * 20, 1)
+    inputs = [np.asarray(part, np.float32) for part in (logits, uniform, ban, rules, seen)]
+    together = [part.asnumpy() for part in Sampler(kinds, VOCABULARY, STOP)(*map(Tensor, inputs))]
+    for own, one in zip(rows, kinds, strict=True):
+        parts = [part[:, own] if part is inputs[3] else part[own] for part in inputs]
+        alone = Sampler([one], VOCABULARY, STOP)(*(Tensor(part.copy()) for part in parts))
+        for part, expected in zip(together, alone, strict=True):
+            assert part[own].tobytes() == expected.asnumpy().tobytes(), one
 
 
 def test_stop_tokens_are_banned_row_by_row():

@@ -82,13 +82,13 @@ struct DecodeCall {
 
 const int64_t kContextRows = 128, kSlotRows = 32;  // context tokens per step, of all slots and of one slot
 
-// The first inputs: ids .. prefixes int32[B], context int32[B, n], histories int32[B, h], uniform [B, n], stops int32[s],
-// weights int32[2 * layers]; see `decode_tokens` in operators.py.
+// The first inputs: ids .. prefixes int32[B], context int32[B, n], histories int32[B, h], uniform [B, n], rules [r, B],
+// stops int32[s], weights int32[2 * layers]; see `decode_tokens` in operators.py.
 struct DecodeInputs {
   const int32_t *ids, *places, *angles, *remaining, *banned, *leaders, *prefixes;
   const DecodeCall *call;
   const int32_t *context, *histories;
-  Input uniform;
+  Input uniform, rules;
   const int32_t *stops;
   Input embedding, cos, sin, norm, head;
   const DecodeNumbers *numbers;
@@ -284,8 +284,9 @@ class Decoding {
     std::vector<SampledToken> found(drawn.rows);
     parallel_pieces(drawn.rows, 1, [&](int64_t i, int64_t) {
       const int64_t row = rows_.drawing[i], slot = rows_.slots[row], t = rows_.positions[row] - in_.places[slot];
+      const float inverse = in_.rules[slot];  // the first number of its rule; 0: greedy
       found[i] = draw(logits + i * vocabulary_, vocabulary_, in_.uniform[slot * tokens_ + t], t < in_.banned[slot],
-                      in_.stops, stops_end_ - in_.stops, numbers_.inverse_temperature, numbers_.greedy);
+                      in_.stops, stops_end_ - in_.stops, inverse > 0 ? inverse : 1.0f, !(inverse > 0));
     });
     return found;
   }

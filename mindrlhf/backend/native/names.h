@@ -22,10 +22,9 @@ struct HalfNumbers {
   float scale, epsilon;
 };
 
-// The numbers of generation. greedy: whether to take the largest logit.
+// The numbers of generation.
 struct DecodeNumbers {
-  int32_t greedy;
-  float scale, epsilon, inverse_temperature;
+  float scale, epsilon;
 };
 
 struct NormNumbers {

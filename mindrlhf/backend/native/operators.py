@@ -159,9 +159,9 @@ class NativeOperators(Operators):
     def admit(self, slots, rows, limit, prefilled, caches):
         return self._admit(slots, rows, numbers_of("AdmitNumbers", (("limit", limit),)), *prefilled, *caches)
 
-    def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers):
+    def decode_tokens(self, slots, uniform, rules, stop_ids, table, angles, norm, head, layers, given, numbers):
         fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given))
-        return self._tokens(*slots, uniform, stop_ids, *fixed, *layers)
+        return self._tokens(*slots, uniform, rules, stop_ids, *fixed, *layers)
 
     def squared_norm(self, gradients):
         return self._squared_norm(*gradients).reshape(())

@@ -1,0 +1,50 @@
+"""Prefilled prompts of the next requests, and their way into slots."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from mindspore import Tensor
+
+from mindrlhf.rollout.decode_graphs import EngineGraphs
+from mindrlhf.rollout.request import Work
+from mindrlhf.shapes import padded_prefix, pool_size
+
+
+class PromptPool:
+    """Keys and values of some requests' prompts, computed together.
+
+    bucket: lengths are padded to its multiples.
+    """
+
+    def __init__(self, graphs: EngineGraphs, bucket: int):
+        self._graphs, self._bucket = graphs, bucket
+        self._shapes: list[tuple[int, int]] = []  # of prefilled prompts: number, padded length
+        self.prompts: list[Work] = []
+        self._prefilled = ()
+
+    def fill(self, queue: Sequence[Work]) -> None:
+        """Prefill the first prompts, in the smallest known shape that holds them."""
+        longest = max(len(work.request.prompt.token_ids) for work in queue)
+        count = min(len(queue), pool_size(self._graphs.slots, queue[0].request.samples))
+        needed = count, padded_prefix(longest, self._bucket)
+        fitting = [shape for shape in self._shapes if shape[0] >= needed[0] and shape[1] >= needed[1]]
+        if not fitting:
+            self._shapes.append(needed)
+        shape = min(fitting, default=needed, key=np.prod)
+        self.prompts = [work for work, _ in zip(queue, range(shape[0]), strict=False)]
+        ids = np.zeros(shape, np.int32)
+        for row, work in enumerate(self.prompts):
+            prompt = work.request.prompt.token_ids
+            ids[row, : len(prompt) - 1] = prompt[:-1]
+        positions = np.tile(np.arange(shape[1], dtype=np.int32), shape[0])
+        self._prefilled = self._graphs.prefill(Tensor(ids), Tensor(positions))
+
+    def copy(self, copies: Sequence[tuple[int, Work]]) -> None:
+        """Copy prompts to slots."""
+        size = self._graphs.admit_size
+        pairs = np.array([(slot, self.prompts.index(work)) for slot, work in copies], np.int32).reshape((-1, 2))
+        for first in range(0, len(pairs), size):
+            part = pairs[first : first + size]
+            # Padding repeats the last entry: a second copy does not change the cache.
+            part = np.pad(part, ((0, size - len(part)), (0, 0)), "edge")
+            self._graphs.admit(*(Tensor(places.copy()) for places in part.T), *self._prefilled)

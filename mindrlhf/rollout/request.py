@@ -1,0 +1,69 @@
+"""Requests of a session: a prompt to answer, and how."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.errors import UserError
+from mindrlhf.rollout.partner import Listener, Partner
+from mindrlhf.types import Prompt, Rollout
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Prompt to answer, with its own sampling.
+
+    samples: number of responses. seed, step: key the random numbers, together with the prompt's id and the response's
+    index. partner: answers the turns of the responses, which are its rows from `row` on; openings: by response, ids
+    that it puts before the first turn. listen: called after each drawn token.
+    """
+
+    prompt: Prompt
+    sampling: SamplingSettings
+    samples: int = 1
+    seed: int = 0
+    step: int = 0
+    partner: Partner | None = None
+    row: int = 0
+    openings: Sequence[np.ndarray] = ()
+    listen: Listener | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end a turn."""
+        return (*self.sampling.stop_strings, *(self.partner.stop_strings if self.partner else ()))
+
+
+class Work:
+    """State of a request.
+
+    home: the slot that holds its prompt for all its samples; -1 is none.
+    """
+
+    def __init__(self, number: int, request: Request, operator: bool):
+        self.number, self.request, self.operator = number, request, operator
+        self.rollouts: list[Rollout | None] = [None] * request.samples
+        self.slots = [-1] * request.samples
+        self.placed, self.home = 0, -1
+
+    @property
+    def answered(self) -> bool:
+        """True when all responses have ended."""
+        return all(rollout is not None for rollout in self.rollouts)
+
+
+def check_length(prompt: Prompt, limit: int) -> None:
+    """Raise UserError for a prompt of more tokens than `limit`."""
+    if len(prompt.token_ids) > limit:
+        raise UserError(
+            f"prompt {prompt.id} has {len(prompt.token_ids)} tokens and the limit is {limit}; "
+            f"raise max_prompt_length or convert the data with --truncation left."
+        )
+
+
+def check_stop_strings(stop_strings: Sequence[str], decode_text: Callable | None) -> None:
+    """Raise ValueError for stop strings without a function that decodes."""
+    if stop_strings and decode_text is None:
+        raise ValueError("stop strings need decode_text")

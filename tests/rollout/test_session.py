@@ -1,0 +1,184 @@
+"""Requests of a session: each is answered as if it were alone, whatever comes before, with or after it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_subject import FILTERS, NEW, SEED, STEP, STOP, TEMPERATURE, Subject
+from scripted_partner import ScriptedPartner, first_words
+from slow_cases import few_of
+
+from mindrlhf.backend.operators import COMPOSED
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.errors import UserError
+from mindrlhf.rollout.request import Request
+from mindrlhf.types import Prompt
+
+SAMPLING = (
+    {},
+    {"temperature": 0.0},
+    {"temperature": 1.6, "max_new_tokens": 5},
+    {"top_k": 9},
+    {"top_p": 0.8, "min_p": 0.01, "temperature": 1.1},
+    {"min_new_tokens": 6},
+    FILTERS | {"min_new_tokens": 4},
+)
+
+
+def text(ids):
+    return "".join(chr(ord("0") + i) for i in ids)
+
+
+@pytest.fixture(scope="module", params=few_of(["fused"], ["composed"]))
+def subject(request) -> Subject:
+    return Subject.random(COMPOSED if request.param == "composed" else None)
+
+
+@pytest.fixture(scope="module")
+def engine(subject):
+    return subject.engine(slots=4, decode_text=text)
+
+
+def settings(**options) -> SamplingSettings:
+    return SamplingSettings(**{"max_new_tokens": NEW, "temperature": TEMPERATURE} | options)
+
+
+@pytest.fixture(scope="module")
+def requests(subject) -> list[Request]:
+    return [
+        Request(prompt, settings(**SAMPLING[(i + j) % len(SAMPLING)]), 1 + (i + j) % 3, SEED, STEP)
+        for i, prompt in enumerate(subject.prompts)
+        for j in range(2)
+    ]
+
+
+def answered(session) -> dict:
+    found = {}
+    while session.busy:
+        session.step()
+        found |= dict(session.poll())
+    return found
+
+
+def assert_same(group, other):
+    """The same tokens; the number of prompts that are prefilled together moves the last bits of log-probs."""
+    for one, its in zip(group.rollouts, other.rollouts, strict=True):
+        assert one.finish_reason == its.finish_reason
+        np.testing.assert_array_equal(one.response_ids, its.response_ids)
+        np.testing.assert_array_equal(one.sampled, its.sampled)
+        for name in ("behaviour_log_probs", "policy_log_probs"):
+            np.testing.assert_allclose(one.row(name), its.row(name), rtol=0, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def together(engine, requests):
+    """All at once: the second one of a prompt is another request, with another rule."""
+    session = engine.session()
+    numbers = [session.submit(one) for one in requests]
+    found = answered(session)
+    assert sorted(found) == sorted(numbers)
+    return [found[number] for number in numbers]
+
+
+def test_every_request_has_the_tokens_of_its_own_rule(subject, requests, together):
+    """Against the simulation in float64, which knows no other requests."""
+    ended = set()
+    for request, group in zip(requests, together, strict=True):
+        assert group.prompt is request.prompt
+        assert len(group.rollouts) == request.samples
+        options = request.sampling.model_dump(exclude_unset=True)
+        limit = options.pop("max_new_tokens")
+        for sample, rollout in enumerate(group.rollouts):
+            if options["temperature"]:
+                response, log_probs = subject.simulated(request.prompt, sample, **options)
+                np.testing.assert_allclose(rollout.row("behaviour_log_probs"), log_probs[:limit], rtol=0, atol=5e-5)
+            else:
+                response = greedy(subject, request.prompt, limit)
+            assert rollout.response_ids.tolist() == response[:limit]
+            assert (rollout.sample_index, rollout.seed) == (sample, SEED)
+            ended.add(rollout.finish_reason)
+    assert ended == {"eos", "length"}
+
+
+def greedy(subject, prompt, limit):
+    ids = prompt.token_ids.tolist()
+    while len(ids) - len(prompt.token_ids) < limit:
+        ids.append(int(np.argmax(subject.model.logits(ids)[-1])))
+        if ids[-1] in STOP:
+            break
+    return ids[len(prompt.token_ids) :]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_order_and_time_of_submission_do_not_matter(engine, requests, together, order):
+    """Submitted one after another while others are being answered."""
+    session, rng = engine.session(), np.random.default_rng(order)
+    places, waiting, found = {}, rng.permutation(len(requests)).tolist(), {}
+    while waiting or session.busy:
+        for _ in range(rng.integers(0, 3) if session.busy else 1):
+            if waiting:
+                place = waiting.pop()
+                places[session.submit(requests[place])] = place
+        session.step()
+        found |= dict(session.poll())
+    assert len(found) == len(requests)
+    for number, group in found.items():
+        assert_same(group, together[places[number]])
+
+
+def test_alone_and_in_other_slots(subject, engine, requests, together):
+    wide = subject.engine(slots=13)
+    for place in (0, 5, 6):
+        for one in (engine, wide):
+            session = one.session()
+            session.submit(requests[place])
+            (found,) = answered(session).values()
+            assert_same(found, together[place])
+
+
+def test_a_short_answer_is_collected_before_a_long_one(engine, subject):
+    session = engine.session()
+    long = session.submit(Request(subject.prompts[1], settings(top_k=9, min_new_tokens=NEW), 1, SEED, STEP))
+    short = session.submit(Request(subject.prompts[2], settings(top_k=9, max_new_tokens=2), 2, SEED, STEP))
+    while not (done := session.poll()):
+        session.step()
+    assert [number for number, _ in done] == [short]
+    assert session.busy
+    later = session.submit(Request(subject.prompts[0], settings(top_k=9), 1, SEED, STEP))
+    assert sorted(answered(session)) == [long, later]
+    assert session.poll() == []
+
+
+def test_seed_stop_strings_and_conversations_of_one_request(engine, subject, requests, together):
+    """They are a request's own: another one with the same prompt and rule does not notice."""
+    session, partner = engine.session(), ScriptedPartner(order=3)
+    base = requests[0]
+    whole = together[0].rollouts[0].response_ids.tolist()
+    stop = text(whole[len(whole) // 2 : len(whole) // 2 + 1])
+    prompts, replies = partner.begin([base.prompt], 2, STEP)
+    spoken = replace(base, samples=2, partner=partner, openings=[reply.token_ids for reply in replies])
+    numbers = [
+        session.submit(one)
+        for one in (base, replace(base, seed=SEED + 1), replace(base, sampling=settings(stop_strings=(stop,))), spoken)
+    ]
+    found = answered(session)
+    assert_same(found[numbers[0]], together[0])
+    assert found[numbers[1]].rollouts[0].response_ids.tolist() != whole
+    said = found[numbers[2]].rollouts[0]
+    assert said.finish_reason == "stop"
+    assert said.response_ids.tolist() == whole[: whole.index(ord(stop) - ord("0")) + 1]
+    for sample, rollout in enumerate(found[numbers[3]].rollouts):
+        opening = first_words(prompts[0].id, sample)[: NEW - 1]
+        assert rollout.response_ids[: len(opening)].tolist() == opening
+        assert not rollout.sampled[: len(opening)].any()
+        assert rollout.sampled.any()
+    assert partner.heard[0]
+
+
+def test_what_no_slot_holds_is_refused(engine, subject):
+    session = engine.session()
+    with pytest.raises(ValueError, match="max_new_tokens 13 of a request is above the session's 12"):
+        session.submit(Request(subject.prompts[0], settings(max_new_tokens=13)))
+    with pytest.raises(UserError, match="prompt 42 has 18 tokens and the limit is 17"):
+        session.submit(Request(Prompt(42, np.zeros(18, np.int32)), settings()))
+    assert not session.busy
