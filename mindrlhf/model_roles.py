@@ -23,12 +23,13 @@ POLICY_GROUPS = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, 
 class Scoring:
     """Pass over a step's responses before its updates.
 
-    phase: its name, which is its timer's. label: see `phases.Phase`. array: name in `token_arrays` of its values.
+    phase: its name, which is its timer's. label: see `phases.Phase`. array: name in `token_arrays` of its values; None
+    for scores of whole responses.
     """
 
     phase: str
     label: str
-    array: str
+    array: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,18 @@ GENERATOR = Role(
     flag="load_sft_checkpoint_infer",
     reads=(SHARED_BASE, INFER_BASE),
 )
+# All models of `reward.functions`, opened with them, whole on the first rank of each replica that generates.
+REWARD_MODEL = Role(
+    "reward_model",
+    title="reward model",
+    used=lambda config: False,
+    weights=("reward_model",),
+    layout="infer",
+    settings="reward",
+    scoring=Scoring("reward_model", label="reward model"),
+)
 ROLES: Mapping[str, Role] = MappingProxyType(
-    {role.name: role for role in (REFERENCE, TEACHER, POLICY, CRITIC, GENERATOR)}
+    {role.name: role for role in (REFERENCE, TEACHER, POLICY, CRITIC, GENERATOR, REWARD_MODEL)}
 )
 TRAINED = tuple(role for role in ROLES.values() if role.training)
 SAVED = tuple(role for role in ROLES.values() if role.checkpoint)

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Rooms whose tests compile graphs, train, or run whole commands; all others are marked `fast`.
 COMPILING = {
     *("backend", "models", "parallel", "rollout", "training", "trainer", "memory", "commands", "docs", "examples"),
-    *("benchmarks", "scripts", "hostile"),
+    *("benchmarks", "scripts", "hostile", "judging"),
 }
 
 

@@ -24,7 +24,7 @@ def test_objectives_read_the_arrays_that_the_list_gives_them():
 
 def test_roles_score_the_arrays_that_the_list_gives_them():
     for name, role in ROLES.items():
-        if role.scoring:
+        if role.scoring and role.scoring.array:
             assert TOKEN_ARRAYS[role.scoring.array].maker == name
 
 

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import LoraSettings
+from mindrlhf.configs.reward_models import with_model_args
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.data.truncation import TRUNCATIONS
 
@@ -195,7 +196,8 @@ class RewardFunctionSettings(Settings):
     """Reward function with its arguments and weight; a name alone stands for both defaults."""
 
     name: str
-    """A shipped function, `package.module:function`, or `path/file.py:function`."""
+    """A shipped function, `package.module:function`, or `path/file.py:function`; or `model` or `judge`, a model whose
+    settings, beginning with its path, stand beside the name."""
     weight: Float32 = 1.0
     """Factor in the sum over reward functions (TRL reward_weights)."""
     args: dict[str, Any] = {}
@@ -206,7 +208,8 @@ class RewardFunctionSettings(Settings):
     def _of_name(cls, given: Any) -> Any:
         if isinstance(given, int | float | list | None):
             raise ValueError(f"{given!r} is no function; give a name, or a group like {{name: format, weight: 0.5}}")
-        return {"name": given} if isinstance(given, str) else given
+        named = {"name": given} if isinstance(given, str) else given
+        return with_model_args(named) if isinstance(named, Mapping) else named
 
 
 class RewardSettings(Settings):

@@ -14,10 +14,12 @@ from mindrlhf.backend.native.packing import row_words
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
+from mindrlhf.judging.checkpoint import ScoringModel
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
-from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, ROLES, RoleModel
+from mindrlhf.memory.reward_models import read_reward_models, resident_bytes, scoring_bytes
+from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, REWARD_MODEL, ROLES, RoleModel
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Layout
@@ -123,6 +125,11 @@ class Work:
         return [] if self.config.rollout.weights == "train" else decoded_rows(self.infers[0].model)
 
     @cached_property
+    def reward_models(self) -> list[ScoringModel]:
+        """Models that score responses, on the first rank of each replica."""
+        return read_reward_models(self.config)
+
+    @cached_property
     def phases(self) -> tuple[str, ...]:
         """Phases of a run, in order."""
         algorithm, trainer, (train, infer) = self.config.algorithm, self.config.trainer, self.layouts
@@ -130,6 +137,7 @@ class Work:
         scores_old = algorithm.scores_old_policy(self.model.dropout) or (rounds and algorithm.reads_policy)
         conditions = {
             POLICY.scoring.phase: scores_old,
+            REWARD_MODEL.scoring.phase: bool(self.reward_models),
             "sync_ref": REFERENCE.name in self.models and algorithm.reference_sync_steps > 0,
             "reshard": train != infer or any(spec.trains for spec in self.packed),
             "testing": self.lengths.problems > 0,
@@ -227,6 +235,8 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
             weights |= _policy(part, infer, apart, _packed_bytes(work, infer))
         elif role is not GENERATOR:
             weights[role.weights[0]] = [_bytes(part, work.roles[name].own(part.specs)) + apart]
+    if work.reward_models and infer.first_of_replica:
+        weights[REWARD_MODEL.weights[0]] = resident_bytes(work.reward_models, work.fused)
     caches = {
         group: [sum(activations.cache_bytes(generating, engine) for engine in work.engines(phase))]
         for group, phase in ((phases.CACHE, "gen"), (phases.VALIDATION_CACHE, "testing"))
@@ -276,8 +286,12 @@ def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     """Compute the peak bytes of activations on a rank in each phase."""
     found = {}
     in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
-    for name in work.phases:
-        phase = phases.PHASES[name]
+    if work.reward_models and work.infers[rank].first_of_replica:
+        groups = -(-work.config.data.prompts_per_step // work.infer.parallel.data_parallel)
+        found[REWARD_MODEL.scoring.phase] = scoring_bytes(
+            work.reward_models, work.config, groups, work.lengths.prompt, work.fused
+        )
+    for name, phase in _passes(work).items():
         stage = work.stage(phase.role, rank, phase.kind == "update")
         if phase.kind == "generate":
             found[name] = max(activations.generate_bytes(stage, engine) for engine in work.engines(name))
@@ -288,13 +302,18 @@ def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     return found
 
 
+def _passes(work: Work) -> dict[str, phases.Phase]:
+    """Return a run's phases that compute with a model of its own layouts."""
+    found = {name: phases.PHASES[name] for name in work.phases}
+    return {name: phase for name, phase in found.items() if phase.kind and phase.role in work.models}
+
+
 def process_bytes(work: Work, rank: int) -> int:
     """Compute bytes of a process: itself, its tokenizer, graphs, operators' tables."""
     graphs = (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
-    for phase in map(phases.PHASES.get, work.phases):
+    for phase in _passes(work).values():
         stage = work.stage(phase.role, rank, phase.kind == "update")
-        if phase.kind:
-            graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[phase.kind] * stage.layers
+        graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[phase.kind] * stage.layers
         if phase.kind == "update":
             graphs += activations.update_tables(stage, work.micro_batches("update")[0])
     return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs

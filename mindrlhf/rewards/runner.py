@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.configs.grpo import RewardSettings
+from mindrlhf.configs.reward_models import MODEL_REWARDS
 from mindrlhf.errors import UserError
 from mindrlhf.rewards import verl
 from mindrlhf.rewards.batches import Sample, Steps
@@ -23,19 +24,23 @@ from mindrlhf.rewards.process import Call, Reply, RewardProcess
 from mindrlhf.rewards.registry import bind
 from mindrlhf.rewards.table import RewardFailure, RewardTable, build_table
 from mindrlhf.types import Prompt
-from mindrlhf.user_functions import absolute
+from mindrlhf.user_functions import absolute, load_function
 from mindrlhf.workers.peer import wait
 
 # A function that has lost this many calls of a batch by hanging or crashing, and answered none, is not tried on the
 # rest: a function that always hangs then costs a step seconds, not hours.
 HOPELESS_AFTER = 3
 
+# Imported on use: other functions need no models.
+MODEL_FUNCTIONS = "mindrlhf.judging.functions:ModelFunctions"
+
 
 class RewardRunner(AbstractContextManager):
     """Pool of reward processes for one set of functions; not thread-safe.
 
     names: names of the functions in tables and metrics, in the settings' order: the shipped name, or the name after the
-    colon, with `_2`, `_3`, ... for repeated ones. comparing: names of the functions that need a ground truth.
+    colon, with `_2`, `_3`, ... for repeated ones. comparing: names of the functions that need a ground truth. models:
+    functions that are models, in this process; None without any.
     """
 
     def __init__(
@@ -58,7 +63,10 @@ class RewardRunner(AbstractContextManager):
             for place, one in enumerate(every)
             if functions and one.name in functions
         }
-        self._places = [place for place in range(len(every)) if place not in self._own]  # of the processes' functions
+        scored = {place: one for place, one in enumerate(every) if one.name in MODEL_REWARDS}
+        self.models: Any = None
+        apart = self._own.keys() | scored.keys()
+        self._places = [place for place in range(len(every)) if place not in apart]  # of the processes' functions
         self._functions = [(absolute(every[place].name), every[place].args) for place in self._places]
         for name, args in self._functions:
             try:
@@ -70,12 +78,15 @@ class RewardRunner(AbstractContextManager):
         self._closed = False
         self._processes: list[RewardProcess] = []
         try:
+            if scored:
+                self.models = load_function("reward", MODEL_FUNCTIONS)(scored)
             self._start()
             self._wait_until_ready()
         except BaseException:
             self.close()
             raise
         needing = {place for place, function in self._own.items() if function.needs_ground_truth}
+        needing |= self.models.needing if self.models else set()
         if self._functions:
             needing.update(compress(self._places, self._processes[0].needs_ground_truth))
         self.comparing = tuple(name for place, name in enumerate(self.names) if place in needing)
@@ -109,6 +120,7 @@ class RewardRunner(AbstractContextManager):
             self._drop(process for process in self._processes if not process.idle)
             raise
         by_place = score_in_process(self._own, samples, steps)
+        by_place |= self.models(samples) if self.models else {}
         by_place |= {place: batch.of(function) for function, place in enumerate(self._places)}
         replies = {name: by_place[place] for place, name in enumerate(self.names)}
         weights = [function.weight for function in self._settings.all_functions]
@@ -125,6 +137,8 @@ class RewardRunner(AbstractContextManager):
         """End all processes, without zombies. May be called again."""
         self._closed = True
         self._drop(self._processes)
+        if self.models:
+            self.models.close()
 
     def __exit__(self, *exception: object) -> None:
         self.close()

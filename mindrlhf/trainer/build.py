@@ -34,14 +34,14 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     generating = Partition.of_yaml(job.infer, job.model, world.rank)
     scores = generating and generating.first_of_replica and not data.recorded
     rewards = open_rewards(config.reward, job.objects, data, stack) if scores else None
-    partner = None
-    if not data.recorded:
-        partner = open_partner(config, job.tokenizer, generating, collectives, stack)
+    partner = None if data.recorded else open_partner(config, job.tokenizer, generating, collectives, stack)
     forecast_s = preflight(job, collectives, data, rewards)
     if job.flags.enable_compile_cache:
         use_compile_cache(job.described(), config.kind, world, stack)
     run = Run(job, data, collectives, checkpoint, signals, StepReport)
     run.report.forecast_s = forecast_s
+    if rewards and rewards.models:
+        rewards.models.load(run.residency.add, run.timers)
     roles = {name: one for name, one in job.roles.items() if name != GENERATOR.name or not data.recorded}
     parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency)
     credit = Credit(config, parts.policy.data_parallel)
