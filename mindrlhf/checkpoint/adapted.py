@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from mindrlhf.checkpoint.hf import read_hf_config
+from mindrlhf.checkpoint.hf_tensors import split
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, product, read_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, read_peft_config
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
@@ -44,7 +45,8 @@ def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
     model = read_hf_config(checkpoint.hf_folder).model_copy(update={"adapter": adapter})
     rows = [spec for spec in parameter_table(model) if spec.adapts]
     weights = checkpoint.weights(WEIGHTS, {spec.name: spec.shape for spec in rows})
-    return StoredAdapter(checkpoint.folder, adapter, {spec.hf_name: weights.read(spec.name) for spec in rows}, recorded)
+    arrays = {name: tensor for spec in rows for name, tensor in split(spec, weights.read(spec.name))}
+    return StoredAdapter(checkpoint.folder, adapter, arrays, recorded)
 
 
 def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) -> ModelConfig:
@@ -72,10 +74,11 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
 def _check_modules(model: ModelConfig, settings: LoraSettings) -> None:
     """Refuse a name of modules to adapt or exclude that matches none."""
     table = parameter_table(model)
-    linear = {spec.hf_module for spec in table if spec.kind == "matrix"}
+    linear = {tensor.module for spec in table if spec.kind == "matrix" for tensor in spec.hf_tensors}
+    every = {tensor.module for spec in table for tensor in spec.hf_tensors}
     for name, paths, kind in (
         ("target_modules", linear, "linear module of the model's layers"),
-        ("exclude_modules", {spec.hf_module for spec in table} | {"lm_head"}, "module of the model"),
+        ("exclude_modules", every | {"lm_head"}, "module of the model"),
     ):
         lost = unmatched(getattr(settings, name), paths)
         if lost is not None:
@@ -102,10 +105,11 @@ def split_adapter(
     held: list[tuple[ParameterSpec, np.ndarray]] = []
     for spec, array in tensors:
         if spec.adapts:
-            arrays[spec.hf_name] = array
-            if held and spec.kind == "lora_b":
-                merged = product(spec.scale, arrays[f"{spec.hf_module}.lora_A.weight"], array)
-                held = [(base, weight + merged) for base, weight in held]
+            arrays |= split(spec, array)
+            if spec.kind == "lora_a":
+                first = array
+            else:
+                held = [(base, weight + product(spec.scale, first, array)) for base, weight in held]
         else:
             yield from held
             held = [(replace(spec, trains=True), array)]

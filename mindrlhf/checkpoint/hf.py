@@ -1,12 +1,14 @@
 """Hugging Face model folders: their configuration read, whole folders written."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from mindrlhf.checkpoint.hf_tensors import split
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.stored_tensor import STORAGE, StoredDtype
 from mindrlhf.checkpoint.weight_source import INDEX_FILE, SINGLE_FILE
@@ -117,25 +119,26 @@ def check_replaceable(directory: Path) -> None:
 def _checked(
     table: tuple[ParameterSpec, ...], tensors: Iterable[tuple[ParameterSpec, np.ndarray]]
 ) -> Iterator[np.ndarray]:
-    """Yield the arrays; raise ValueError if they are not in the table's order."""
+    """Yield the tensors; ValueError if they are not in the table's order."""
     for expected, (spec, array) in zip(table, tensors, strict=True):
         if spec != expected:
             raise ValueError(f"{spec.name} was given where {expected.name} is due")
-        yield array
+        yield from (tensor for _, tensor in split(spec, array))
 
 
 def _write_shards(
     folder: Path, table: tuple[ParameterSpec, ...], arrays: Iterator[np.ndarray], dtype: StoredDtype, max_bytes: int
 ) -> None:
     width = STORAGE[dtype].itemsize
-    groups = buckets([spec.size * width for spec in table], max_bytes)
-    shards = [[table[index] for index in group] for group in groups]
+    tensors = [tensor for spec in table for tensor in spec.hf_tensors]
+    groups = buckets([prod(tensor.shape) * width for tensor in tensors], max_bytes)
+    shards = [[tensors[index] for index in group] for group in groups]
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        layout = [(spec.hf_name, spec.shape) for spec in shard]
+        layout = [(tensor.name, tensor.shape) for tensor in shard]
         write_safetensors(folder / name, layout, arrays, dtype, {"format": "pt"})
-        weight_map |= {spec.hf_name: name for spec in shard}
+        weight_map |= {tensor.name: name for tensor in shard}
     next(arrays, None)  # raises ValueError for more tensors than the model has
     if len(shards) > 1:
         total = sum(spec.size for spec in table) * width

@@ -10,6 +10,7 @@ import numpy as np
 from mindrlhf.checkpoint.adapted import base_path, checkpoint_adapter
 from mindrlhf.checkpoint.finite import fault_of
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+from mindrlhf.checkpoint.hf_tensors import joined
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
@@ -119,7 +120,7 @@ class Weights:
         first = self._checked(read_adapter(self.adapter), part) if self.adapter else None
         if self.model.adapter is None:
             return first.over(read, index) if first else read
-        adapters = self._random(index) if first is None else lambda spec: first.arrays[spec.hf_name][index(spec) or ...]
+        adapters = self._random(index) if first is None else lambda spec: joined(spec, first.arrays)[index(spec) or ...]
         return lambda spec: (adapters if spec.adapts else read)(spec)
 
     def base(self, part: Partition | None = None) -> Base:

@@ -26,6 +26,7 @@ from mindrlhf.files.json import write_json
 from mindrlhf.files.text import some
 from mindrlhf.hub.models import local_model
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.parallel.layout import inside, overlap, selected
 
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of PEFT's names, in front of Hugging Face's names
@@ -47,7 +48,7 @@ class StoredAdapter:
     def check_fits(self, config: ModelConfig, model: str) -> None:
         """Check that the adapter's matrices fit a model, called `model` in messages."""
         table = parameter_table(config.model_copy(update={"adapter": self.adapter}))
-        expected = {spec.hf_name: spec.shape for spec in table if spec.adapts}
+        expected = {tensor.name: tensor.shape for spec in table if spec.adapts for tensor in spec.hf_tensors}
         advice = "give the base model that it was trained on"
         for name, array in self.arrays.items():
             if name not in expected:
@@ -80,11 +81,13 @@ class StoredAdapter:
 
         weight: the part `index` of the parameter, float32; a parameter without an adapter is left unchanged.
         """
-        found = self.adapter.of(spec.hf_module) if spec.kind == "matrix" else None
-        if found is not None:
-            rows, columns = index or (slice(None), slice(None))
-            first, second = (self.arrays[f"{spec.hf_module}.lora_{matrix}.weight"] for matrix in "AB")
-            weight += product(found[1], first[:, columns], second[rows])
+        part = selected(index or (slice(None),) * len(spec.shape), spec.shape)
+        for tensor in spec.hf_tensors if spec.kind == "matrix" else ():
+            found, common = self.adapter.of(tensor.module), overlap(tensor.box, part)
+            if found is not None and common is not None:
+                *_, rows, columns = inside(common, tensor.box)
+                first, second = (self.arrays[f"{tensor.module}.lora_{matrix}.weight"] for matrix in "AB")
+                weight[inside(common, part)] += product(found[1], first[:, columns], second[rows])
         return weight
 
     def over(
@@ -95,7 +98,7 @@ class StoredAdapter:
 
 
 def product(scale: float, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Compute scale * B A [out, in] of A [rank, in], B [out, rank]."""
+    """Compute scale * B A for A [..., rank, in], B [..., out, rank]."""
     return np.float32(scale) * (second @ first)
 
 

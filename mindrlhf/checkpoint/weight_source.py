@@ -22,6 +22,7 @@ from mindrlhf.hub.models import INDEX, WHOLE, read_weight_map
 from mindrlhf.models.parameters import (
     EMBEDDING,
     HEAD,
+    HfTensor,
     ParameterSpec,
     has_fused_projections,
     is_layer_weight,
@@ -33,12 +34,13 @@ from mindrlhf.parallel.layout import (
     Layout,
     Shape,
     Slices,
-    box_of,
     box_shape,
     full_layout,
     inside,
     overlap,
+    selected,
     sliced_shape,
+    slices_of,
 )
 from mindrlhf.reshard.strategy import Strategy
 
@@ -107,22 +109,23 @@ class WeightSource:
     def read(self, name: str, index: Slices | None = None) -> np.ndarray:
         """Read a parameter, or the part `index`, as a new contiguous float32 array.
 
-        At most one further part is in memory. index: slices with both ends, or with a step along the first dimension.
+        At most one further part is in memory. index: a slice for each dimension, which may have a step.
         """
         parts = self.parts[name]
         if len(parts) == 1:
             return next(iter(parts.values())).read(index)
-        if index and index[0].step:
-            return np.ascontiguousarray(self.read(name)[index])
-        box = box_of(index) if index else tuple((0, size) for size in self.shapes[name])
+        shape = self.shapes[name]
+        index = index or (slice(None),) * len(shape)
+        box = selected(index, shape)
         array = np.empty(box_shape(box), np.float32)
         for part, tensor in parts.items():
             common = overlap(part, box)
             if common == box:
-                return tensor.read(inside(common, part))
+                own = inside(common, part)
+                return tensor.read(tuple(slice(a.start, a.stop, b.step) for a, b in zip(own, index, strict=True)))
             if common:
                 array[inside(common, box)] = tensor.read(inside(common, part))
-        return array
+        return np.ascontiguousarray(array[tuple(slice(None, None, one.step) for one in index)])
 
 
 def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
@@ -135,13 +138,16 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     path = Path(path)
     stored = index_weights(path)
     table = parameter_table(config)
-    names = _names_in_files(path, table, stored)
-    for spec in table:
-        stored[names[spec.name]].check(spec.shape)
-    unused = stored.keys() - names.values()
-    _check_unused(config, stored, names, unused)
+    found = _tensors_in_files(path, table, stored)
+    parts: dict[str, dict[Box, StoredTensor]] = {spec.name: {} for spec in table}
+    for name, tensors in found.items():
+        for tensor in tensors:
+            stored[tensor.name].check(tensor.shape)
+            parts[name][tensor.box] = replace(stored[tensor.name], shape=box_shape(tensor.box))
+    unused = stored.keys() - {tensor.name for tensors in found.values() for tensor in tensors}
+    _check_unused(config, stored, found, unused)
     note_unused(path, unused)
-    return _whole(path, {spec.name: stored[names[spec.name]] for spec in table})
+    return WeightSource(path, {spec.name: spec.shape for spec in table}, parts)
 
 
 def open_full(path: Path, model: ModelConfig | None) -> WeightSource:
@@ -284,7 +290,7 @@ def _visible(folder: Path, pattern: str) -> list[Path]:
 def fingerprint(table: Iterable[ParameterSpec], read: Callable[[str, Slices], np.ndarray]) -> str:
     """Compute the SHA-256 of a model's names, shapes and a sample of its numbers.
 
-    The sample is every n-th row of each parameter, at least 16 rows and fewer than 32 (all rows if there are no more),
+    The sample is every n-th row of each tensor, at least 16 rows and fewer than 32 (all rows if there are no more),
     because reading the whole of a large file at each start would take longer than the rest of the start. Numbers are
     taken as float32 under Hugging Face's names, so that a model has one fingerprint in any file format, sharding, or
     dtype that holds it exactly. A change of only a few rows can go unnoticed; training changes all of them. table:
@@ -292,9 +298,12 @@ def fingerprint(table: Iterable[ParameterSpec], read: Callable[[str, Slices], np
     """
     digest = hashlib.sha256()
     for spec in table:
-        digest.update(json.dumps([spec.hf_name, list(spec.shape)]).encode() + b"\n")
-        part = read(spec.name, (slice(None, None, max(1, spec.shape[0] // _SAMPLED_ROWS)),))
-        digest.update(np.ascontiguousarray(part, "<f4").data)
+        for tensor in spec.hf_tensors:
+            digest.update(json.dumps([tensor.name, list(tensor.shape)]).encode() + b"\n")
+            index = list(slices_of(tensor.box))
+            rows, step = len(spec.shape) - len(tensor.shape), max(1, tensor.shape[0] // _SAMPLED_ROWS)
+            index[rows] = slice(*tensor.box[rows], step)
+            digest.update(np.ascontiguousarray(read(spec.name, tuple(index)), "<f4").data)
     return digest.hexdigest()
 
 
@@ -324,14 +333,21 @@ def write_weights(
         write_safetensors(path, list(shapes.items()), arrays, dtype, {"format": "ms"})
 
 
-def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Tensors) -> dict[str, str]:
-    """Map our names to the files' names, in either naming scheme."""
-    conventions = ({spec.name: spec.hf_name for spec in table}, {spec.name: spec.name for spec in table})
-    names = max(conventions, key=lambda names: sum(name in stored for name in names.values()))
-    missing = [name for name in names.values() if name not in stored]
+def _tensors_in_files(
+    path: Path, table: tuple[ParameterSpec, ...], stored: Tensors
+) -> Mapping[str, tuple[HfTensor, ...]]:
+    """Map our names to the files' tensors, in either naming scheme."""
+    theirs = {spec.name: spec.hf_tensors for spec in table}
+    ours = {spec.name: (spec.as_tensor(spec.name),) for spec in table}
+
+    def absent(tensors: Mapping[str, tuple[HfTensor, ...]]) -> list[str]:
+        return [tensor.name for several in tensors.values() for tensor in several if tensor.name not in stored]
+
+    found = min((theirs, ours), key=lambda tensors: len(absent(tensors)))
+    missing = absent(found)
     if not missing:
-        return names
-    if len(missing) == len(table):
+        return found
+    if len(missing) == sum(map(len, found.values())):
         example = f" (it begins with {min(stored)})" if stored else ""
         raise UserError(f"{path}: holds no weight of the model under a Hugging Face or MindFormers name{example}.")
     if missing == [HEAD]:
@@ -344,14 +360,16 @@ def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Tensor
     raise UserError(f"{path}: the weight {some(missing)} {verb} missing; {hint}.")
 
 
-def _check_unused(config: ModelConfig, stored: Tensors, names: Mapping[str, str], unused: Collection[str]) -> None:
+def _check_unused(
+    config: ModelConfig, stored: Tensors, found: Mapping[str, tuple[HfTensor, ...]], unused: Collection[str]
+) -> None:
     for name in sorted(unused):
         if is_layer_weight(name):
             raise UserError(
                 f"{stored[name].file}: holds {name}, and the model's configuration ({config.family}, "
                 f"{config.num_layers} layers) has no such weight; give the weights and the configuration of one model."
             )
-    if HEAD in unused and not _equal(stored[HEAD], stored[names[EMBEDDING]]):
+    if HEAD in unused and not _equal(stored[HEAD], stored[found[EMBEDDING][0].name]):
         raise UserError(f"{stored[HEAD].file}: {HEAD} differs from the embedding; drop tie_word_embeddings: true.")
 
 

@@ -4,13 +4,14 @@ All code that iterates over weights (graphs, loading, saving, optimizer groups, 
 table, so that a parameter is described in one place only.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
 from mindrlhf.configs.lora import LAYERS, Adapter
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.errors import UserError
 from mindrlhf.models.axes import TENSOR, Axis
 from mindrlhf.models.families import FAMILIES
 
@@ -37,11 +38,29 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class HfTensor:
+    """Tensor of a Hugging Face checkpoint that holds one box of a parameter.
+
+    box: (start, stop) in each dimension of the parameter. shape: of the tensor, without the box's leading dimensions of
+    size 1 if the parameter is a stack of tensors.
+    """
+
+    name: str
+    box: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+
+    @property
+    def module(self) -> str:
+        """Path of the tensor's module in a Hugging Face model."""
+        return self.name.rpartition(".lora_")[0] or self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
 class ParameterSpec:
     """Parameter of the full, unsharded model.
 
     name: the name in MindFormers' `LlamaForCausalLM`, which is also ours.
-    hf_name: the name in a Hugging Face checkpoint.
+    hf_name: the name in a Hugging Face checkpoint, of a parameter that is one tensor there.
     shape: the full shape; linear weights are [out, in] in both worlds.
     kind: decides weight decay and the initial values.
     place: index of the decoder layer; else the first or the last pipeline stage, or both (`ends`: a tied embedding).
@@ -49,6 +68,7 @@ class ParameterSpec:
     inside: used inside the parallel region of `tp`, where each rank computes a part of the gradient.
     trains: whether updates change it.
     scale: factor of the product of an adapter's two matrices.
+    pieces: the tensors of a Hugging Face checkpoint, if they are several.
     """
 
     name: str
@@ -60,6 +80,7 @@ class ParameterSpec:
     inside: bool = True
     trains: bool = True
     scale: float = 1.0
+    pieces: tuple[HfTensor, ...] = ()
 
     @property
     def layer(self) -> int | None:
@@ -84,9 +105,13 @@ class ParameterSpec:
         return self.kind in ("lora_a", "lora_b")
 
     @property
-    def hf_module(self) -> str:
-        """Path of the parameter's module in a Hugging Face model."""
-        return self.hf_name.rpartition(".lora_" if self.adapts else ".")[0]
+    def hf_tensors(self) -> tuple[HfTensor, ...]:
+        """The tensors of a Hugging Face checkpoint, which hold every element once."""
+        return self.pieces or (self.as_tensor(self.hf_name),)
+
+    def as_tensor(self, name: str) -> HfTensor:
+        """Describe one tensor with the whole parameter."""
+        return HfTensor(name, tuple((0, size) for size in self.shape), self.shape)
 
     @property
     def size(self) -> int:
@@ -164,7 +189,12 @@ def has_fused_projections(names: Iterable[str]) -> bool:
 
 def _at_layer(layer: int, rows: Iterable[ParameterSpec]) -> list[ParameterSpec]:
     prefix = f"{LAYERS}{layer}."
-    return [replace(row, name=prefix + row.name, hf_name=prefix + row.hf_name, place=layer) for row in rows]
+
+    def placed(row: ParameterSpec) -> ParameterSpec:
+        pieces = tuple(replace(piece, name=prefix + piece.name) for piece in row.pieces)
+        return replace(row, name=prefix + row.name, hf_name=prefix + row.hf_name, place=layer, pieces=pieces)
+
+    return [placed(row) for row in rows]
 
 
 def _adapted(rows: Iterable[ParameterSpec], adapter: Adapter) -> tuple[ParameterSpec, ...]:
@@ -176,14 +206,39 @@ def _adapted(rows: Iterable[ParameterSpec], adapter: Adapter) -> tuple[Parameter
     adapted: list[ParameterSpec] = []
     for row in rows:
         adapted.append(replace(row, trains=False))
-        found = adapter.of(row.hf_module) if row.kind == "matrix" else None
-        if found:
-            (rank, scale), (outputs, inputs) = found, row.shape
-            for kind, letter, shape, dim in (("lora_a", "A", (rank, inputs), 1), ("lora_b", "B", (outputs, rank), 0)):
-                name, hf_name = f"{row.name.removesuffix('.weight')}.{kind}", f"{row.hf_module}.lora_{letter}.weight"
-                cuts = tuple(cut for cut in row.cuts if cut.dim == dim)
-                adapted.append(replace(row, name=name, hf_name=hf_name, shape=shape, kind=kind, scale=scale, cuts=cuts))
+        found = {adapter.of(tensor.module) for tensor in row.hf_tensors} if row.kind == "matrix" else {None}
+        if len(found) > 1:
+            raise UserError(
+                f"lora gives the tensors of {row.hf_name} several ranks; they are one stack, with one rank."
+            )
+        (one,) = found
+        if one is not None:
+            adapted += _adapter_pair(row, *one)
     return tuple(adapted)
+
+
+def _adapter_pair(row: ParameterSpec, rank: int, scale: float) -> Iterator[ParameterSpec]:
+    """Make the rows of A and B of a matrix [..., out, in].
+
+    A parameter of several tensors is a stack of whole matrices.
+    """
+    *stack, outputs, inputs = row.shape
+    for kind, letter, matrix, reduced in (("lora_a", "A", (rank, inputs), -2), ("lora_b", "B", (outputs, rank), -1)):
+        names = [f"{tensor.module}.lora_{letter}.weight" for tensor in row.hf_tensors]
+        box = tuple((0, size) for size in matrix)
+        pieces = [
+            HfTensor(name, (*tensor.box[:-2], *box), matrix) for name, tensor in zip(names, row.hf_tensors, strict=True)
+        ]
+        yield replace(
+            row,
+            name=f"{row.name.removesuffix('.weight')}.{kind}",
+            hf_name=names[0],
+            shape=(*stack, *matrix),
+            kind=kind,
+            scale=scale,
+            cuts=tuple(cut for cut in row.cuts if cut.dim != len(row.shape) + reduced),
+            pieces=tuple(pieces) if row.pieces else (),
+        )
 
 
 def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:

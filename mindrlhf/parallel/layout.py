@@ -151,6 +151,15 @@ def box_of(slices: Slices) -> Box:
     return tuple((part.start, part.stop) for part in slices)
 
 
+def selected(index: Slices, shape: Shape) -> Box:
+    """Compute the box that contains what an index selects."""
+    return tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+
+
+def slices_of(box: Box) -> Slices:
+    return tuple(slice(start, stop) for start, stop in box)
+
+
 def box_shape(box: Box) -> Shape:
     return tuple(stop - start for start, stop in box)
 

@@ -87,7 +87,10 @@ def test_mistakes_are_refused(override, message):
 def test_names_of_mindformers_are_those_of_the_parameter_table():
     table = parameter_table(small_config())
     matrices = [spec for spec in table if spec.kind == "matrix" and spec.layer == 0]
-    names = {spec.name.split(".0.")[1].removesuffix(".weight"): spec.hf_module.rpartition(".")[2] for spec in matrices}
+    names = {
+        spec.name.split(".0.")[1].removesuffix(".weight"): spec.hf_tensors[0].module.rpartition(".")[2]
+        for spec in matrices
+    }
     assert names == MODULES
 
 

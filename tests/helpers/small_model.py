@@ -79,7 +79,7 @@ class SmallModel:
         weights = {spec.hf_name: arrays[spec.name] for spec in self.specs if not spec.adapts}
         for spec in self.specs:
             if spec.kind == "lora_b":
-                name, a = f"{spec.hf_module}.weight", arrays[spec.name.removesuffix("b") + "a"]
+                name, a = f"{spec.hf_tensors[0].module}.weight", arrays[spec.name.removesuffix("b") + "a"]
                 weights[name] = weights[name] + spec.scale * (arrays[spec.name].astype(np.float64) @ a)
         return weights
 

@@ -103,9 +103,10 @@ def test_adapters_rows_are_exactly_what_peft_holds(shared, name):
     for weight, a, b in zip(table, table[1:], table[2:], strict=False):
         if a.kind == "lora_a":
             assert (weight.kind, b.kind) == ("matrix", "lora_b")
-            assert (weight.hf_module, a.hf_module) == (b.hf_module,) * 2
+            modules = [one.hf_tensors[0].module for one in (weight, a, b)]
+            assert modules == modules[:1] * 3
             assert (a.shape[1], b.shape[0]) == weight.shape[::-1]
-            assert a.scale == b.scale == adapter.of(a.hf_module)[1]
+            assert a.scale == b.scale == adapter.of(modules[0])[1]
             assert a.decays
             assert b.decays
 

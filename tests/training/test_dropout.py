@@ -91,7 +91,7 @@ def oracle_log_probs(model, group, sample: int, update: int, changed) -> np.ndar
     tensors = {spec.hf_name: arrays[spec.name] for spec in model.specs if not spec.adapts}
     for spec in model.specs:
         if spec.kind == "lora_b":
-            name, base = spec.name.removesuffix(".lora_b"), f"{spec.hf_module}.weight"
+            name, base = spec.name.removesuffix(".lora_b"), f"{spec.hf_tensors[0].module}.weight"
             a, b = (arrays[f"{name}.{matrix}"] for matrix in ("lora_a", "lora_b"))
             kept = mask(rows, name, SHARE, a.shape[1])
             tensors[base] = DroppedWeight.of(tensors[base], a, b, spec.scale / (1 - SHARE), kept)
