@@ -28,11 +28,11 @@ class ModelOperators(Protocol):
     fused: bool = False
 
     def half(self, name: str, recompute: bool) -> Any:
-        """Return a half of a layer as a Cell with a gradient.
+        """Return a half of a layer as a Cell with a gradient, or None.
 
-        name: "attention" or "feed_forward". It maps x [T, hidden] to x + wo(attention(norm(x))) or
-        x + w2(silu(w1(norm(x))) * w3(norm(x))), where padding gives 0. recompute: the backward pass keeps only x and
-        computes the half again.
+        It is None for a half that has no operator. name: of `models.layer.HALVES`. "attention" and "feed_forward" map
+        x [T, hidden] to x + wo(attention(norm(x))) or x + w2(silu(w1(norm(x))) * w3(norm(x))), where padding gives 0.
+        recompute: the backward pass keeps only x and computes the half again.
         """
 
     def decode_attention_half(self, x, weights, positions, numbers, key_cache, value_cache):

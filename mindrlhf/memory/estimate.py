@@ -10,6 +10,7 @@ from functools import cached_property
 from math import prod
 
 from mindrlhf import phases
+from mindrlhf.backend.native.names import halves
 from mindrlhf.backend.native.packing import row_words
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
@@ -20,6 +21,7 @@ from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
 from mindrlhf.memory.reward_models import read_reward_models, resident_bytes, scoring_bytes
 from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, REWARD_MODEL, ROLES, RoleModel
+from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Layout
@@ -92,7 +94,8 @@ class Work:
             name: Partition.every_rank(train if ROLES[name].layout == "train" else infer, one.model)
             for name, one in roles.items()
         }
-        fused = not train.context.device.fused_problem()
+        model = roles[POLICY.name].model
+        fused = not train.context.device.fused_problem() and FAMILIES[model.family].all_halves(model) <= halves()
         return cls(config, roles, train, infer, lengths, models, fused)
 
     @property

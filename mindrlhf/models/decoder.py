@@ -18,8 +18,9 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Materials, Norm
+from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Materials, Norm
 from mindrlhf.models.inputs import DROPOUT, INPUT_IDS, LENGTHS, NAMES, POSITIONS, PREFIX_IDS, PREFIX_LENGTHS
+from mindrlhf.models.layer import Layer
 from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
@@ -73,7 +74,7 @@ class Decoder(nn.Cell):
     operators: of a device, with the dtype of activations and caches; the parameters stay float32. max_positions: number
     of positions of the rotary table. shards: the tensor-parallel ranks that share the layers.
     layers: layers of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
-    recompute: the backward pass computes each half of a layer again from its input; only fused halves support it.
+    recompute: the backward pass computes each fused half of a layer again from its input.
     for_updates: adapters have dropout as in `config`; the halves are composed then. packed: weights packed for decode
     steps (`PackedWeights`), by name; the operators must be for this packing.
 
@@ -101,7 +102,6 @@ class Decoder(nn.Cell):
         self.shards, self.operators = shards, operators
         dropout = config.dropout if for_updates else 0.0
         self.drops = dropout > 0
-        self.fused = operators.fused and not dropout
         self.row_inputs = (DROPOUT,) if self.drops else ()
         self.inputs, self.shared_inputs = (*NAMES, *self.row_inputs), len(NAMES)
         self.linear = operators.linear
@@ -118,17 +118,10 @@ class Decoder(nn.Cell):
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
             self.decoded_head_is_whole = self.head_is_whole and not self.head.is_packed
-            self.decode_head = operators.decode_logits if self.fused else None
-        of_halves = operators if self.fused else operators.composed
+            self.decode_head = operators.decode_logits if operators.fused else None
+        of_halves = operators.composed if dropout else operators
         given = config, parameters, of_halves, shards, adapter_rows(config), recompute, dropout, packed or {}
-        made = [Layer(Materials(f"model.layers.{i}.", *given)) for i in numbers]
-        self.layers = nn.CellList(made, auto_prefix=False)
-        # In the last layer, prompts need only keys and values.
-        ends_early = self.is_last and bool(made)
-        self.inner_layers = nn.CellList(made[:-1] if ends_early else made, auto_prefix=False)
-        self.last_layer = made[-1] if ends_early else None
-        self.kv_heads = made[0].attention.kv_heads if made else 1
-        self.heads = made[0].attention.heads if made else 1
+        self._hold([Layer(Materials(i, *given)) for i in numbers], of_halves)
         self.positions = max_positions
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
@@ -136,13 +129,33 @@ class Decoder(nn.Cell):
         self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps))
         self.enter = shards.enter
         # The operator that draws several tokens reads the whole model.
-        self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and ends_early
+        self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and self.last_layer is not None
         self.decode_fused = operators.decode_tokens if self.decodes_tokens else None
-        self.decode_weights = tuple(half.present for layer in made for half in (layer.attention, layer.feed_forward))
         self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
 
+    def _hold(self, made: list[Layer], operators: Operators) -> None:
+        """Set this stage's layers, and the facts that follow from their halves."""
+        halves = [half for layer in made for half in (layer.attention, layer.feed_forward)]
+        self.composed = not all(half.fused for half in halves)
+        self.fused = operators.fused and not self.composed
+        self.fuses = self.fused or any(half.fused for half in halves)
+        self.decode_weights = tuple(half.present for half in halves)
+        self.packs_cache = operators.packs_cache and all(layer.attention.fused for layer in made)
+        self.layers = nn.CellList(made, auto_prefix=False)
+        # In the last layer, prompts need only keys and values.
+        ends_early = self.is_last and bool(made)
+        self.inner_layers = nn.CellList(made[:-1] if ends_early else made, auto_prefix=False)
+        self.last_layer = made[-1] if ends_early else None
+        self.kv_heads = made[0].attention.kv_heads if made else 1
+        self.heads = made[0].attention.heads if made else 1
+
     def _angles(self, positions):
-        """Look up cos and sin [1, T, 1, D] at positions int32[T]."""
+        """Look up cos and sin [1, T, 1, D] at positions int32[T].
+
+        They are () if all halves are fused.
+        """
+        if not self.composed:
+            return (), ()
         shape = (1, -1, 1, self.cos.shape[1])
         return ops.gather(self.cos, positions, 0).reshape(shape), ops.gather(self.sin, positions, 0).reshape(shape)
 
@@ -153,11 +166,13 @@ class Decoder(nn.Cell):
         """
         prefix_lengths, lengths = inputs[PREFIX_LENGTHS], inputs[LENGTHS]
         rows = inputs[self.shared_inputs :]
-        if self.fused:
-            spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
-            return self.cos, self.sin, (), inputs[POSITIONS], (), spans, rows
         cos, sin = self._angles(inputs[POSITIONS])
-        return cos, sin, self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads), (), (), (), rows
+        view, spans = (), ()
+        if self.composed:
+            view = self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads)
+        if self.fuses:
+            spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
+        return cos, sin, view, self.cos, self.sin, inputs[POSITIONS], (), spans, rows
 
     def _embed(self, ids):
         """Embed int32[T] -> [rows, hidden]."""
@@ -258,11 +273,10 @@ class Decoder(nn.Cell):
 
     def decode_inputs(self, places, angles, keys):
         """Prepare the inputs of all layers at once (`models.inputs`), for new positions."""
-        if self.fused:
-            return self.cos, self.sin, (), angles, places, (), ()
         _, heads, size, _ = keys[0].shape
         cos, sin = self._angles(angles)
-        return cos, sin, self.decode_view(places, heads, size), (), (), (), ()
+        view = self.decode_view(places, heads, size) if self.composed else ()
+        return cos, sin, view, self.cos, self.sin, angles, places, (), ()
 
     def decode_parameters(self, keys, values) -> tuple:
         """List the layers' arrays for `decode_tokens`, outside of the graph.
@@ -294,7 +308,7 @@ class Decoder(nn.Cell):
 
     def decode_logits(self, hidden):
         """Compute logits of a decode step, in the shape of `logits`."""
-        if not self.fused:
+        if self.decode_head is None:
             return self.logits(hidden)
         head = self.head.decoded
         return self.decode_head(hidden, head[self.head_first : self.head_end] if self.decoded_head_is_whole else head)

@@ -1,9 +1,11 @@
 """Halves of a decoder layer: x + leave(attention(x)), then x + leave(feed_forward(x)).
 
 Each half has one composed form, of MindSpore's operators, and at most one fused form, a C++ operator
-(`backend.native`): biases, norms of heads and adapters are data of a half. A half is one parallel region (Shoeybi et
-al. 2019, arXiv:1909.08053, section 3): each rank has some of the heads or of the inner columns, and `leave` sums the
-ranks' results. The first rank adds x before the sum, so that the half's operator can do it.
+(`backend.native`): biases, norms of heads and adapters are data of a half. `models.layer` lists the halves.
+
+A half is one parallel region (Shoeybi et al. 2019, arXiv:1909.08053, section 3): each rank has some of the heads or of
+the inner columns, and `leave` sums the ranks' results. The first rank adds x before the sum, so that the half's
+operator can do it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +17,10 @@ from mindspore import Parameter, Tensor, nn
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.backend.operators import Operators
+from mindrlhf.configs.lora import LAYERS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.dropout import InputDropout
-from mindrlhf.models.inputs import ANGLES, COS, PLACES, ROWS, SIN, SPANS, VIEW
+from mindrlhf.models.inputs import ANGLES, COS, COS_TABLE, PLACES, ROWS, SIN, SIN_TABLE, SPANS, VIEW
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.models.weight import Weight
 
@@ -96,13 +99,13 @@ class Norm(nn.Cell):
 class Materials:
     """Inputs from which the halves of one layer are built.
 
-    prefix: the beginning of the layer's names in `parameters`. adapters: table rows of the adapter matrices in use, by
-    name; other adapter matrices in `parameters` are ignored. recompute: the backward pass computes a half again from
-    its input, in the fused form only. dropout: share of the adapters' inputs that is dropped, in the composed form
-    only. packed: weights packed for decode steps, by name.
+    layer: its index. adapters: table rows of the adapter matrices in use, by name; other adapter matrices in
+    `parameters` are ignored. recompute: the backward pass computes a half again from its input, in the fused form
+    only. dropout: share of the adapters' inputs that is dropped, in the composed form only. packed: weights packed
+    for decode steps, by name.
     """
 
-    prefix: str
+    layer: int
     config: ModelConfig
     parameters: Mapping[str, Parameter]
     operators: Operators
@@ -111,6 +114,11 @@ class Materials:
     recompute: bool = False
     dropout: float = 0.0
     packed: Mapping[str, Parameter] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the layer's names in `parameters`."""
+        return f"{LAYERS}{self.layer}."
 
     def linear(self, name: str) -> Linear:
         """Build the linear map of this name within the layer."""
@@ -139,8 +147,9 @@ class Materials:
 class Half(nn.Cell):
     """Half of a layer: weights for its operators, and ends of its parallel region.
 
-    name: the fused form's name. names: names of its operator's arrays; the last are the adapters' scales. linears:
-    linear maps by name, in the order of the scales. others: further weights by name; None for an absent weight.
+    name: of `models.layer.HALVES`; the fused form's operator has the same name, if there is one. names: names of its
+    operator's arrays; the last are the adapters' scales. linears: linear maps by name, in the order of the scales.
+    others: further weights by name; None for an absent weight.
     """
 
     def __init__(
@@ -220,11 +229,11 @@ class AttentionHalf(Half):
     Rows may be this rank's slice of T (`TensorParallel.sequence`).
     """
 
-    def __init__(self, given: Materials):
+    def __init__(self, name: str, given: Materials):
         norm, q_norm, k_norm = map(given.norm, ("attention_norm", "attention.q_norm", "attention.k_norm"))
         linears = {name: given.linear(f"attention.{name}") for name in ("wq", "wk", "wv", "wo")}
         others = {"norm": norm.weight, "q_norm": q_norm and q_norm.weight, "k_norm": k_norm and k_norm.weight}
-        super().__init__("attention", ATTENTION_WEIGHTS, linears, others, given)
+        super().__init__(name, ATTENTION_WEIGHTS, linears, others, given)
         self.norm, self.q_norm, self.k_norm = norm, q_norm, k_norm
         self.wq, self.wk, self.wv, self.wo = linears.values()
         self.head_dim = given.config.head_dim
@@ -263,7 +272,7 @@ class AttentionHalf(Half):
         asked = 1 if asking == NO_ROWS else asked
         numbers = numbers_of("HalfNumbers", self.numbers(split, asking, self.head_dim, self.scale))
         angles = given[ANGLES]
-        return self.run_fused(x, (given[COS], given[SIN], angles, angles[:asked], given[SPANS], numbers))
+        return self.run_fused(x, (given[COS_TABLE], given[SIN_TABLE], angles, angles[:asked], given[SPANS], numbers))
 
     def _heads(self, x, norm, heads, cos, sin):
         """Split, normalise and rotate heads: [T, heads * D] -> [T, heads, D].
@@ -283,7 +292,7 @@ class AttentionHalf(Half):
         x = self.enter(x)
         if self.fused:
             numbers = self.numbers(ONE_ROW, ALL_ROWS, self.head_dim, self.scale)
-            positions = (given[COS], given[SIN], given[PLACES], given[ANGLES])
+            positions = (given[COS_TABLE], given[SIN_TABLE], given[PLACES], given[ANGLES])
             return self.leave(self.decode_fused(x, self.decoded, positions, numbers, keys, values))
         cos, sin = given[COS], given[SIN]
         h = self.norm(x)
@@ -297,10 +306,10 @@ class AttentionHalf(Half):
 class FeedForwardHalf(Half):
     """Feed-forward half: x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
 
-    def __init__(self, given: Materials):
+    def __init__(self, name: str, given: Materials):
         norm = given.norm("ffn_norm")
         linears = {name: given.linear(f"feed_forward.{name}") for name in ("w1", "w3", "w2")}
-        super().__init__("feed_forward", FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight}, given)
+        super().__init__(name, FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight}, given)
         self.norm = norm
         self.w1, self.w3, self.w2 = linears.values()
         self.swiglu, self.eps = given.operators.swiglu, given.config.rms_norm_eps
@@ -328,30 +337,6 @@ class FeedForwardHalf(Half):
         if self.fused:
             return self.leave(self.decode_fused(x, self.decoded, self.numbers(ONE_ROW, ALL_ROWS)))
         return self.leave(self._composed(x, given))
-
-
-class Layer(nn.Cell):
-    """Decoder layer of two halves."""
-
-    def __init__(self, given: Materials):
-        super().__init__(auto_prefix=False)
-        self.attention, self.feed_forward = AttentionHalf(given), FeedForwardHalf(given)
-
-    def construct(self, x, given, split, asking=ALL_ROWS):
-        """Run both halves on x [rows, hidden].
-
-        given: the layer's inputs (`models.inputs`).
-
-        Returns the rows `asking`, and keys and values of all rows: see `AttentionHalf`.
-        """
-        x, key, value = self.attention(x, given, split, asking)
-        if asking == NO_ROWS:
-            return x, key, value
-        return self.feed_forward(x, given, split, asking), key, value
-
-    def decode(self, x, given, keys, values):
-        """Run one new position of each slot: [B, hidden] -> [B, hidden]."""
-        return self.feed_forward.decode(self.attention.decode(x, given, keys, values), given)
 
 
 def _bits(flags: Iterable[bool]) -> int:

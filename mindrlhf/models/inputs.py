@@ -17,13 +17,16 @@ chooses its rotary angle. Further arrays of the positions follow, in the order o
 DROPOUT = "dropout_keys"
 """Random numbers of the positions, int32[T], of decoders that drop (`models.dropout`)."""
 
-COS, SIN, VIEW, ANGLES, PLACES, SPANS, ROWS = range(7)
-"""Entries of a layer's inputs (`Decoder.layer_inputs`, `Decoder.decode_inputs`); () where a form reads none.
+COS, SIN, VIEW, COS_TABLE, SIN_TABLE, ANGLES, PLACES, SPANS, ROWS = range(9)
+"""Entries of a layer's inputs (`Decoder.layer_inputs`, `Decoder.decode_inputs`).
 
-COS, SIN: of each position [1, T, 1, D] in composed form; tables [positions, D] in fused form.
-VIEW: masks and indices of the composed attention (`group_view`, `decode_view`).
-ANGLES: int32[T or B], row of each position in the tables; fused form.
-PLACES: int32[B], cache place of each slot's new position; decode steps in fused form.
-SPANS: numbers of prompt and completion tokens, int32[N + N*G], or int32[N] without completions; fused form.
+The first three are for halves in composed form, the next five for halves in fused form; () if the decoder has none.
+
+COS, SIN: of each position [1, T, 1, D].
+VIEW: masks and indices of the attention (`group_view`, `decode_view`).
+COS_TABLE, SIN_TABLE: of all positions [positions, D].
+ANGLES: int32[T or B], row of each position in the tables.
+PLACES: int32[B], cache place of each slot's new position, in decode steps.
+SPANS: numbers of prompt and completion tokens, int32[N + N*G], or int32[N] without completions.
 ROWS: further arrays of the positions, a tuple in the order of `Decoder.row_inputs`.
 """

@@ -82,7 +82,7 @@ class ModelPart:
         self.parameters = parameters
         yaml = self.yaml
         self.decoder = self._decoder(yaml.recomputes)
-        if yaml.recomputes and not self.decoder.fused:
+        if yaml.recomputes and not self.decoder.fuses:
             raise UserError(
                 f"{yaml.path}: recompute_config.recompute is set, and only the fused operators compute layers "
                 f"again, which are not there ({yaml.context.device.fused_problem()}); install g++ or set it to False."

@@ -147,7 +147,7 @@ class EngineGraphs:
         self.vocabulary, self.slots, self.max_prompt = config.vocab_size, slots, max_prompt
         self.stop_ids = np.array(sorted(set(stop_ids)), np.int32)
         sizes = config.num_layers, slots, decoder.kv_heads, size, config.head_dim
-        self.cache = Cache(*sizes, decoder.dtype, decoder.operators.packs_cache)
+        self.cache = Cache(*sizes, decoder.dtype, decoder.packs_cache)
         self.prefill, self.admit = Prefill(decoder), Admit(self.cache, decoder.operators, max_prompt)
         self.admit_size = -(-slots // 8)
         self.decodes: dict[bool, Decode] = {}  # by use of the operator

@@ -34,6 +34,11 @@ def entry_points() -> dict[str, tuple[str, ...]]:
     return {name: MACROS[macro] for macro, name in re.findall(r"^(\w*ENTRY_POINTS?)\((\w+)\)", text, re.MULTILINE)}
 
 
+def halves() -> set[str]:
+    """Collect the halves of layers that C++ computes, by their names in `models.layer`."""
+    return {name.removesuffix("_half_gradient") for name in entry_points() if name.endswith("_half_gradient")}
+
+
 def members(struct: str) -> tuple[str, ...]:
     """List the members' names in their order."""
     return tuple(structs()[struct])

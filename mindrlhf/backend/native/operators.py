@@ -146,8 +146,8 @@ class NativeOperators(Operators):
     def rms_norm(self, x, weight, eps):
         return self._rms_norm(x, weight, numbers_of("NormNumbers", (("epsilon", eps),)))
 
-    def half(self, name: str, recompute: bool) -> "_Half":
-        return self._halves[f"{name}_half", recompute]
+    def half(self, name: str, recompute: bool) -> "_Half | None":
+        return self._halves.get((f"{name}_half", recompute))
 
     def decode_attention_half(self, x, weights, positions, numbers, key_cache, value_cache):
         numbers = numbers_of("HalfNumbers", numbers)

@@ -70,6 +70,7 @@ class Family:
     mindformers: MindFormers' configuration class for this family alone, if it has one.
     as_llama: MindFormers also writes it as `LlamaConfig`; the biases distinguish such families.
     vocabulary: for a family that publishes `vocab.json` and `merges.txt`.
+    halves: (model, index of a decoder layer) -> names of its attention half and feed-forward half in `models.layer`.
     layer_rows: (model, index of a decoder layer, its rows in `models.parameters`) -> this family's rows of the layer,
         with its names and further parameters.
     """
@@ -88,4 +89,9 @@ class Family:
     mindformers: str | None = None
     as_llama: bool = False
     vocabulary: Vocabulary | None = None
+    halves: Callable[[Any, int], tuple[str, str]] = lambda model, layer: ("attention", "feed_forward")
     layer_rows: Callable[[Any, int, list], list] = lambda model, layer, rows: rows
+
+    def all_halves(self, model: Any) -> set[str]:
+        """Collect the names of the halves of all layers."""
+        return {name for layer in range(model.num_layers) for name in self.halves(model, layer)}
