@@ -20,24 +20,10 @@ from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Materials, Norm
 from mindrlhf.models.inputs import DROPOUT, INPUT_IDS, LENGTHS, NAMES, POSITIONS, PREFIX_IDS, PREFIX_LENGTHS
-from mindrlhf.models.layer import Layer
+from mindrlhf.models.layer import Layer, ScaleGradient, side_outputs
 from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
-
-
-class ScaleGradient(nn.Cell):
-    """Identity whose gradient is multiplied by `factor`."""
-
-    def __init__(self, factor: float):
-        super().__init__(auto_prefix=False)
-        self.factor = factor
-
-    def construct(self, x):
-        return x
-
-    def bprop(self, x, out, dout):
-        return (dout * self.factor,)
 
 
 class Embedding(nn.Cell):
@@ -78,7 +64,8 @@ class Decoder(nn.Cell):
     for_updates: adapters have dropout as in `config`; the halves are composed then. packed: weights packed for decode
     steps (`PackedWeights`), by name; the operators must be for this packing.
 
-    inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`).
+    inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`). sides: side outputs of this
+    stage's layers, in order; model_sides: of all stages' layers.
     """
 
     def __init__(
@@ -104,6 +91,8 @@ class Decoder(nn.Cell):
         self.drops = dropout > 0
         self.row_inputs = (DROPOUT,) if self.drops else ()
         self.inputs, self.shared_inputs = (*NAMES, *self.row_inputs), len(NAMES)
+        self.sides = side_outputs(config, numbers)
+        self.model_sides = side_outputs(config, range(config.num_layers))
         self.linear = operators.linear
         self.group_view, self.decode_view = operators.group_view, operators.decode_view
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
@@ -167,11 +156,8 @@ class Decoder(nn.Cell):
         prefix_lengths, lengths = inputs[PREFIX_LENGTHS], inputs[LENGTHS]
         rows = inputs[self.shared_inputs :]
         cos, sin = self._angles(inputs[POSITIONS])
-        view, spans = (), ()
-        if self.composed:
-            view = self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads)
-        if self.fuses:
-            spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
+        spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
+        view = self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads) if self.composed else ()
         return cos, sin, view, self.cos, self.sin, inputs[POSITIONS], (), spans, rows
 
     def _embed(self, ids):
@@ -213,7 +199,7 @@ class Decoder(nn.Cell):
 
         Returns final hidden states [N*G*R, hidden] at the completion positions, undefined past each length.
         """
-        return self.stage(inputs, self.tokens(inputs))
+        return self.stage(inputs, self.tokens(inputs))[0]
 
     def tokens(self, inputs):
         """Embed prompts and completions for the first stage: [rows, hidden]."""
@@ -224,19 +210,22 @@ class Decoder(nn.Cell):
 
         inputs: a batch's arrays, in the order of `self.inputs`.
 
-        Returns [rows, hidden], or from the last stage the result of `completions`.
+        Returns [rows, hidden], or from the last stage the result of `completions`; and the side outputs.
         """
         n, p = inputs[PREFIX_IDS].shape
         rows, r = inputs[INPUT_IDS].shape
         split = (n, p, rows // n, r)
         given = self.layer_inputs(inputs, split)
+        sides = ()
         for layer in self.inner_layers:
-            x = layer(x, given, split)[0]
+            x, _, _, own = layer(x, given, split)
+            sides += own
         if not self.is_last:
-            return x
+            return x, sides
         if self.last_layer is None:
-            return self._final(self._rows_from(x, n * p))
-        return self._final(self.last_layer(x, given, split, COMPLETIONS)[0])
+            return self._final(self._rows_from(x, n * p)), sides
+        x, _, _, own = self.last_layer(x, given, split, COMPLETIONS)
+        return self._final(x), sides + own
 
     def prefill(self, prefix_ids, positions):
         """Compute keys and values of prompts int32[N, P] with `positions` int32[N * P].
@@ -249,9 +238,9 @@ class Decoder(nn.Cell):
         given = self.layer_inputs(inputs, split)
         x, cache = self._embed(prefix_ids.reshape((-1,))), ()
         for layer in self.inner_layers:
-            x, key, value = layer(x, given, split)
+            x, key, value, _ = layer(x, given, split)
             cache += ((self._by_head(key, n), self._by_head(value, n)),)
-        _, key, value = self.last_layer(x, given, split, NO_ROWS)
+        _, key, value, _ = self.last_layer(x, given, split, NO_ROWS)
         return (*cache, (self._by_head(key, n), self._by_head(value, n)))
 
     def _by_head(self, rows, n):

@@ -150,7 +150,12 @@ class Half(nn.Cell):
     name: of `models.layer.HALVES`; the fused form's operator has the same name, if there is one. names: names of its
     operator's arrays; the last are the adapters' scales. linears: linear maps by name, in the order of the scales.
     others: further weights by name; None for an absent weight.
+
+    sides: names of the side outputs, further arrays that `construct` returns. Each tensor-parallel rank computes the
+    whole arrays, from x inside of the parallel region.
     """
+
+    sides: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -248,23 +253,23 @@ class AttentionHalf(Half):
 
         given: the layer's inputs (`models.inputs`); split: (N, P, G, R); asking: which rows the output has.
 
-        Returns the output, and of all T rows the keys, ready for a cache, and the values, [T, K * D].
+        Returns the output, of all T rows the keys, ready for a cache, and the values, [T, K * D], and the side outputs.
         """
         x = self.enter(x)
         if self.fused:
             out = self._fused(x, given, split, asking)
-            return self.leave(out[0]), out[5], out[3]
+            return self.leave(out[0]), out[5], out[3], ()
         cos, sin = given[COS], given[SIN]
         h = self.norm(x)
         k = self._heads(self.wk(h, given), self.k_norm, self.kv_heads, cos, sin)
         v = self.wv(h, given)
         key = k.reshape((k.shape[0], -1))
         if asking == NO_ROWS:
-            return x[:1], key, v
+            return x[:1], key, v, ()
         start = x.shape[0] - split[0] * split[2] * split[3] if asking == COMPLETIONS else 0
         q = self._heads(self.wq(h[start:], given), self.q_norm, self.heads, cos[:, start:], sin[:, start:])
         y = self.wo(self.attend(q, k, v.reshape(k.shape), given[VIEW], split, self.scale), given)
-        return self.leave(y + x[start:] if self.residual else y), key, v
+        return self.leave(y + x[start:] if self.residual else y), key, v, ()
 
     def _fused(self, x, given, split, asking):
         _, _, g, r = split
@@ -319,12 +324,14 @@ class FeedForwardHalf(Half):
         """Run the half on the rows `asking`.
 
         given, split, asking: as in `AttentionHalf`; x has only these rows.
+
+        Returns the output and the side outputs.
         """
         x = self.enter(x)
         if self.fused:
             numbers = numbers_of("HalfNumbers", self.numbers(split, asking))
-            return self.leave(self.run_fused(x, (given[SPANS], numbers))[0])
-        return self.leave(self._composed(x, given))
+            return self.leave(self.run_fused(x, (given[SPANS], numbers))[0]), ()
+        return self.leave(self._composed(x, given)), ()
 
     def _composed(self, x, given):
         h = self.norm(x)

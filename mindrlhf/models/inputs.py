@@ -20,13 +20,13 @@ DROPOUT = "dropout_keys"
 COS, SIN, VIEW, COS_TABLE, SIN_TABLE, ANGLES, PLACES, SPANS, ROWS = range(9)
 """Entries of a layer's inputs (`Decoder.layer_inputs`, `Decoder.decode_inputs`).
 
-The first three are for halves in composed form, the next five for halves in fused form; () if the decoder has none.
+COS to VIEW are for halves in composed form, COS_TABLE to PLACES for halves in fused form.
 
 COS, SIN: of each position [1, T, 1, D].
 VIEW: masks and indices of the attention (`group_view`, `decode_view`).
 COS_TABLE, SIN_TABLE: of all positions [positions, D].
 ANGLES: int32[T or B], row of each position in the tables.
 PLACES: int32[B], cache place of each slot's new position, in decode steps.
-SPANS: numbers of prompt and completion tokens, int32[N + N*G], or int32[N] without completions.
+SPANS: numbers of prompt and completion tokens, int32[N + N*G], or int32[N] without completions; not in decode steps.
 ROWS: further arrays of the positions, a tuple in the order of `Decoder.row_inputs`.
 """

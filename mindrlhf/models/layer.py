@@ -1,17 +1,40 @@
 """Decoder layers, and the halves that they are made of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 
 from mindspore import nn
 
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.halves import ALL_ROWS, NO_ROWS, AttentionHalf, FeedForwardHalf, Half, Materials
 
-HALVES: Mapping[str, Callable[[str, Materials], Half]] = {
+HALVES: Mapping[str, type[Half]] = {
     "attention": AttentionHalf,
     "feed_forward": FeedForwardHalf,
 }
 """Halves by the names that families choose from (`Family.halves`)."""
+
+Side = tuple[int | None, str]  # a side output: its layer, None for the head, and its name
+
+
+def side_outputs(config: ModelConfig, layers: Iterable[int]) -> tuple[Side, ...]:
+    """List the side outputs of layers, in the order in which they return them."""
+    halves = ((layer, name) for layer in layers for name in FAMILIES[config.family].halves(config, layer))
+    return tuple((layer, side) for layer, name in halves for side in HALVES[name].sides)
+
+
+class ScaleGradient(nn.Cell):
+    """Identity whose gradient is multiplied by `factor`."""
+
+    def __init__(self, factor: float):
+        super().__init__(auto_prefix=False)
+        self.factor = factor
+
+    def construct(self, x):
+        return x
+
+    def bprop(self, x, out, dout):
+        return (dout * self.factor,)
 
 
 class Layer(nn.Cell):
@@ -28,12 +51,13 @@ class Layer(nn.Cell):
 
         given: the layer's inputs (`models.inputs`).
 
-        Returns the rows `asking`, and keys and values of all rows: see `AttentionHalf`.
+        Returns the rows `asking`, keys and values of all rows, and the side outputs: see `AttentionHalf`.
         """
-        x, key, value = self.attention(x, given, split, asking)
+        x, key, value, sides = self.attention(x, given, split, asking)
         if asking == NO_ROWS:
-            return x, key, value
-        return self.feed_forward(x, given, split, asking), key, value
+            return x, key, value, sides
+        x, more = self.feed_forward(x, given, split, asking)
+        return x, key, value, sides + more
 
     def decode(self, x, given, keys, values):
         """Run one new position of each slot: [B, hidden] -> [B, hidden]."""

@@ -53,5 +53,9 @@ class PipelineAxis:
             return value
         return self._collectives.broadcast_object(value, self._group[-1], self._group)
 
+    def gather(self, value: Any) -> list[Any]:
+        """Collect every stage's picklable value, the first stage's first."""
+        return [value] if self.size == 1 else self._collectives.all_gather_object(value, self._group)
+
 
 WHOLE_MODEL = PipelineAxis()

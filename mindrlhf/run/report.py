@@ -145,6 +145,8 @@ class Report:
         metrics.add(f"{role}/lr", update.result.learning_rate)
         metrics.add_total(f"{role}/skipped_updates", share * update.result.failed)
         metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
+        for name, term in update.terms.items():
+            metrics.add(f"{role}/{name}", term, share)
 
     def flush(self) -> None:
         """Wait until all files of the steps so far are on the disk."""

@@ -6,9 +6,13 @@ backward pass starts from the stage's input, so that only this input is kept bet
 
 A stage's inputs are x, and a batch's arrays in the order of `Decoder.inputs`: flat in a graph's arguments, a tuple
 inside of it (`models.inputs`). x is the output of the previous stage, [rows, hidden]; the first stage, which begins
-with token ids, ignores it. A head is a Cell with a `stage`. It takes targets [N*G, R] too, and returns a tuple of
-float32[N*G, R], undefined past each length.
+with token ids, ignores it.
+
+A head is a Cell with a `stage`. It takes targets [N*G, R] too, and returns a tuple of float32[N*G, R], undefined past
+each length, and a tuple of side outputs: its layers', and those of its own. `sides` names them in order.
 """
+
+from collections.abc import Sequence
 
 from mindspore import nn, ops
 
@@ -16,13 +20,14 @@ from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
 from mindrlhf.models.inputs import LENGTHS
+from mindrlhf.models.layer import ScaleGradient, Side
 from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
 
 
 class Stage(nn.Cell):
-    """Layers of a decoder; returns the result of `Decoder.stage`."""
+    """Layers of a decoder: rows [rows, hidden] and side outputs (`Decoder.stage`)."""
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
@@ -45,13 +50,13 @@ class PolicyLogProbs(nn.Cell):
         entropy_gradient: bool = False,
     ):
         super().__init__(auto_prefix=False)
-        self.decoder, self.stage = decoder, Stage(decoder)
+        self.decoder, self.stage, self.sides = decoder, Stage(decoder), decoder.sides
         self.token_log_probs = TokenLogProbs(
             temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.operators, decoder.head_trains
         )
 
     def construct(self, x, inputs, targets):
-        rows = self.stage(x, inputs)
+        rows, sides = self.stage(x, inputs)
         if self.token_log_probs.fused:
             hidden, head, collected = self.decoder.with_fused_head(rows)
         else:
@@ -59,7 +64,7 @@ class PolicyLogProbs(nn.Cell):
         used = ops.arange(0, targets.shape[1]).reshape((1, -1)) < inputs[LENGTHS].reshape((-1, 1))
         flat = targets.reshape((-1,)), used.astype("int32").reshape((-1,))
         out = self.token_log_probs(hidden, head, *flat, collected)
-        return out[0].reshape(targets.shape), out[1].reshape(targets.shape)
+        return (out[0].reshape(targets.shape), out[1].reshape(targets.shape)), sides
 
 
 class Values(nn.Cell):
@@ -70,63 +75,99 @@ class Values(nn.Cell):
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
-        self.decoder, self.stage = decoder, Stage(decoder)
+        self.decoder, self.stage, self.sides = decoder, Stage(decoder), decoder.sides
         self.token_values = TokenValues(decoder.shards)
 
     def construct(self, x, inputs, targets):
-        rows = self.stage(x, inputs)
+        rows, sides = self.stage(x, inputs)
         hidden, head = self.decoder.with_head(rows)
-        return (self.token_values(hidden, head).reshape(targets.shape),)
+        return (self.token_values(hidden, head).reshape(targets.shape),), sides
+
+
+class Terms(nn.Cell):
+    """Sum of an objective's terms from one stage's side outputs: float32[].
+
+    weight: float32[], the sum of all tokens' weights, by which it is multiplied.
+    """
+
+    def __init__(self, objective: Objective, sides: Sequence[Side], ranks: int):
+        super().__init__(auto_prefix=False)
+        named = dict(objective.terms)
+        self.places = tuple((i, named[name]) for i, (_, name) in enumerate(sides) if name in named)
+        self.present = bool(self.places)
+        # Every tensor-parallel rank computes the whole term, and their gradients are summed.
+        self.one_of_ranks = ScaleGradient(1.0 / ranks) if ranks > 1 else nn.Identity()
+
+    def construct(self, sides, weight):
+        total = 0.0
+        for i, coefficient in self.places:
+            total = total + coefficient * self.one_of_ranks(sides[i]) * weight
+        return total
 
 
 class Loss(nn.Cell):
-    """Weighted sum of losses, the head's first output, and the objective's metrics.
+    """Weighted sum of losses and terms, the head's first output, and metrics.
 
-    The metrics are in the objective's order: MindSpore would return a dictionary through Python. arrays: the decoder's
-    inputs, then the objective's fields, each float32[B, R].
+    Metrics and side outputs are one tuple, in the order of the objective and the head: MindSpore would return a
+    dictionary through Python. arrays: the decoder's inputs, then the objective's fields, each float32[B, R].
     """
 
     def __init__(self, head: nn.Cell, objective: Objective):
         super().__init__(auto_prefix=False)
         self.head, self.losses, self.count = head, objective.losses, len(head.decoder.inputs)
+        self.terms = Terms(objective, head.sides, head.decoder.shards.size)
 
     def construct(self, x, targets, mask, weights, *arrays):
-        outputs = self.head(x, arrays[: self.count], targets)
+        outputs, sides = self.head(x, arrays[: self.count], targets)
         losses, metrics = self.losses(outputs, mask, *arrays[self.count :])
-        return (losses * weights).sum(), outputs[0], tuple(metrics.values())
+        total = (losses * weights).sum()
+        if self.terms.present:
+            total = total + self.terms(sides, weights.sum())
+        return total, outputs[0], (*metrics.values(), *sides)
 
 
 class StageForward(Graph):
-    """Forward graph of a stage; its output [rows, hidden] is the next stage's x."""
+    """Forward graph of a stage: the next stage's x, and its side outputs.
+
+    x is [rows, hidden]. All are one tuple.
+    """
 
     def __init__(self, stage: Stage):
         super().__init__("train/forward", stage.decoder.positions)
         self.stage = stage
 
     def construct(self, x, *arrays):
-        return self.stage(x, arrays)
+        rows, sides = self.stage(x, arrays)
+        return (rows, *sides)
 
 
 class StageProduct(nn.Cell):
-    """Sum of output * d_output, whose gradient at the output is d_output."""
+    """Sum of output * d_output, whose gradient is d_output, and of terms.
 
-    def __init__(self, stage: Stage):
+    weight: float32[], the sum of the tokens' weights.
+    """
+
+    def __init__(self, stage: Stage, objective: Objective):
         super().__init__(auto_prefix=False)
         self.stage = stage
+        self.terms = Terms(objective, stage.decoder.sides, stage.decoder.shards.size)
 
-    def construct(self, x, d_output, *arrays):
-        return (self.stage(x, arrays) * d_output).sum()
+    def construct(self, x, d_output, weight, *arrays):
+        rows, sides = self.stage(x, arrays)
+        product = (rows * d_output).sum()
+        return product + self.terms(sides, weight) if self.terms.present else product
 
 
 class StageBackward(Graph):
-    """Backward graph: a stage's inputs, with d_output after x -> gradient at x.
+    """Backward graph of a stage -> gradient at x.
 
-    It adds the gradients of the stage's parameters to the optimizer's buffers. d_output: [rows, hidden].
+    It adds the gradients of the stage's parameters to the optimizer's buffers. Inputs: x, d_output [rows, hidden],
+    weight (see `StageProduct`), and the batch's arrays.
     """
 
-    def __init__(self, stage: Stage, optimizer: AdamW):
+    def __init__(self, stage: Stage, objective: Objective, optimizer: AdamW):
         super().__init__("train/backward", stage.decoder.positions)
-        self.product = StageProduct(stage)
+        self.product = StageProduct(stage, objective)
         trigger = collect_gradients(self.product, optimizer.parameters, optimizer.gradients)
         self.run = ops.grad(self.product, 0, weights=trigger)
 
@@ -146,7 +187,7 @@ class LastStageScores(Graph):
         self.head = head
 
     def construct(self, x, targets, *arrays):
-        return self.head(x, arrays, targets)[0]
+        return self.head(x, arrays, targets)[0][0]
 
 
 class LastStageBackward(Graph):

@@ -1,7 +1,7 @@
 """Per-token objectives: closures over the pure functions of `algorithms`, for compiled graphs."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.log_ratio import masked_log_ratio, row_mean
 from mindrlhf.algorithms.losses import Level, PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
+from mindrlhf.models.layer import Side
 from mindrlhf.token_arrays import CURRENT_POLICY, TOKEN_ARRAYS
 
 
@@ -21,10 +22,13 @@ class Objective:
     fields: names in `token_arrays` of further inputs [B, R] after outputs and mask.
     losses: (outputs, mask, *fields in their order) -> (losses [B, R], {metric name: values [B, R]}); outputs is the
         tuple that the head gives.
+    terms: (name, coefficient) of side outputs float32[] of layers or the head. Their weighted sum is added to the loss
+        of every token.
     """
 
     fields: tuple[str, ...]
     losses: Callable
+    terms: tuple[tuple[str, float], ...] = ()
 
     @functools.cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -32,6 +36,11 @@ class Objective:
         one = Tensor(np.ones((1, 1), np.float32))
         fields = (Tensor(np.ones((1, 1), TOKEN_ARRAYS[name].dtype)) for name in self.fields)
         return tuple(self.losses((one, one), one, *fields)[1])
+
+    def terms_of(self, sides: Mapping[Side, np.ndarray]) -> dict[str, float]:
+        """Compute each term by name: its coefficient times the sum of some side outputs."""
+        sums = {term: sum(float(array) for (_, name), array in sides.items() if name == term) for term, _ in self.terms}
+        return {name: coefficient * sums[name] for name, coefficient in self.terms}
 
 
 def policy_objective(

@@ -4,12 +4,13 @@ A whole model is a pipeline of one stage. Neighbouring stages send activations a
 at the end all stages get the last stage's results. The schedule is 1F1B (`parallel.pipeline`).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn
 
+from mindrlhf.models.layer import Side
 from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
 from mindrlhf.training.graphs import LastStageBackward, Loss, Stage, StageBackward, StageForward
 from mindrlhf.training.objective import Objective
@@ -24,12 +25,13 @@ class MicroResult:
     """Result of one micro-batch.
 
     loss: its part of the loss. output: the head's first output, log-probs or a critic's values. Arrays are
-    float32[N*G, R], metrics by name.
+    float32[N*G, R], metrics by name. sides: the side outputs of all stages' layers and of the head.
     """
 
     loss: float
     output: np.ndarray
     metrics: dict[str, np.ndarray]
+    sides: Mapping[Side, np.ndarray] = field(default_factory=dict)
 
 
 class Passes:
@@ -60,12 +62,12 @@ class Gradients(Passes):
 
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
         super().__init__(head.stage, axis)
-        self._objective = objective
+        self._objective, self._head = objective, head
         if axis.is_last:  # here each forward pass is followed by its backward pass, so one graph does both
             self._backward = LastStageBackward(Loss(head, objective), optimizer).on_arrays
         else:
             self._forward = StageForward(head.stage).on_arrays
-            self._backward = StageBackward(head.stage, optimizer).on_arrays
+            self._backward = StageBackward(head.stage, objective, optimizer).on_arrays
 
     def __call__(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
         """Run all micro-batches; returns the last stage's results on every stage.
@@ -74,26 +76,48 @@ class Gradients(Passes):
         """
         inputs: dict[int, np.ndarray] = {}
         results: list[MicroResult] = []
+        sides: list[Mapping[Side, np.ndarray]] = []
         for kind, index in one_forward_one_backward(self.axis.stage, self.axis.size, len(batches)):
             batch = batches[index]
             if kind == "forward":
                 inputs[index] = self._input(batch)
                 if not self.axis.is_last:
-                    self.axis.send(self._forward(inputs[index], *self._arrays(batch)).asnumpy(), NEXT)
+                    output, *own = self._forward(inputs[index], *self._arrays(batch))
+                    self.axis.send(output.asnumpy(), NEXT)
+                    sides.append(_named(self._decoder.sides, own))
                 continue
             d_x = self._go_back(batch, inputs.pop(index), results)
             if not self.axis.is_first:
                 self.axis.send(d_x.asnumpy(), BEFORE)
             done()
-        return self.axis.from_last(results)
+        results = self.axis.from_last(results)
+        return self._with_sides(batches, results, sides) if self._decoder.model_sides else results
+
+    def _with_sides(
+        self, batches: Sequence[TrainBatch], results: list[MicroResult], sides: list[Mapping[Side, np.ndarray]]
+    ) -> list[MicroResult]:
+        """Add the earlier stages' side outputs, and their terms of the loss."""
+        stages = [stage for stage in self.axis.gather(sides) if stage]
+        found = []
+        for batch, result, *before in zip(batches, results, *stages, strict=True):
+            earlier = {side: array for stage in before for side, array in stage.items()}
+            loss = result.loss + sum(self._objective.terms_of(earlier).values()) * float(batch.weights.sum())
+            found.append(replace(result, loss=loss, sides={**earlier, **result.sides}))
+        return found
 
     def _go_back(self, batch: TrainBatch, x: np.ndarray, results: list[MicroResult]):
         """Compute the gradient at x; the last stage appends the micro-batch's result."""
         if not self.axis.is_last:
             d_output = self.axis.receive(self._row_shape(batch), NEXT)
-            return self._backward(x, d_output, *self._arrays(batch))
+            return self._backward(x, d_output, np.array(batch.weights.sum()), *self._arrays(batch))
         fields = [batch.fields[name] for name in self._objective.fields]
         d_x, out = self._backward(x, batch.targets, batch.mask, batch.weights, *self._arrays(batch), *fields)
-        metrics = {name: one.asnumpy() for name, one in zip(self._objective.metrics, out[2], strict=True)}
-        results.append(MicroResult(float(out[0].asnumpy()), out[1].asnumpy(), metrics))
+        metrics = _named((*self._objective.metrics, *self._head.sides), out[2])
+        sides = {side: metrics.pop(side) for side in self._head.sides}
+        results.append(MicroResult(float(out[0].asnumpy()), out[1].asnumpy(), metrics, sides))
         return d_x
+
+
+def _named(names: Sequence, tensors: Sequence[Tensor]) -> dict:
+    """Map names to arrays."""
+    return {name: tensor.asnumpy() for name, tensor in zip(names, tensors, strict=True)}

@@ -35,7 +35,7 @@ class Scorer(Passes):
             if self.axis.is_last:
                 outputs.append(self._graph.on_arrays(x, batch.targets, *arrays).asnumpy())
             else:
-                self.axis.send(self._graph.on_arrays(x, *arrays).asnumpy(), NEXT)
+                self.axis.send(self._graph.on_arrays(x, *arrays)[0].asnumpy(), NEXT)
             progress(len(micro.groups))
         scores: list = [None] * len(groups)
         for micro, output in zip(micros, self.axis.from_last(outputs), strict=True):

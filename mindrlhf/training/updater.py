@@ -1,7 +1,7 @@
 """Optimizer update from groups: micro-batches, gradients, reduction over ranks, AdamW."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from mindrlhf import backend
 from mindrlhf.backend.compile.graph import compile_seconds
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.metrics.timer import Timers
+from mindrlhf.models.layer import Side
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.bad_samples import BadSample, find_bad_samples
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_sampled, cut, pad
@@ -28,6 +29,7 @@ class Update:
     metrics: name -> per group, G arrays of float32: the objective's values of each sampled token.
     weighted: name -> sum of weights * values of the same metrics: this rank's part, aggregated as the loss is.
     outputs: per group, G arrays float32[R], the head's output before the update: log-probs, or a critic's values.
+    terms: name -> the part of the loss that a side output adds. sides: the side outputs of each micro-batch.
     optimizer_s: seconds of the optimizer, without compiling.
     bad_samples: this rank's samples to blame for a skipped update.
     """
@@ -37,6 +39,8 @@ class Update:
     metrics: dict[str, list[tuple[np.ndarray, ...]]]
     weighted: dict[str, float]
     outputs: list[tuple[np.ndarray, ...]]
+    terms: dict[str, float]
+    sides: Sequence[Mapping[Side, np.ndarray]]
     optimizer_s: float
     bad_samples: Sequence[BadSample] = ()
 
@@ -89,12 +93,15 @@ class Updater:
         batches = [pad(micro, groups, weights, fields, draw) for micro in micros]
         metrics: dict[str, list] = {}
         weighted: dict[str, float] = {}
+        terms = dict.fromkeys(dict(self.objective.terms), 0.0)
         outputs: list = [None] * len(groups)
         loss = 0.0
         tokens = iter([int(batch.mask.sum()) for batch in batches])
         results = self._gradients(batches, lambda: progress(next(tokens)))
         for micro, batch, passed in zip(micros, batches, results, strict=True):
             loss += passed.loss
+            for name, value in self.objective.terms_of(passed.sides).items():
+                terms[name] += value * float(batch.weights.sum())
             collect(micro, passed.output, groups, outputs)
             for name, array in passed.metrics.items():
                 collect_sampled(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
@@ -109,7 +116,8 @@ class Updater:
             result = self.optimizer.step(learning_rate, empty)
         optimizer_s = self._parts.collect()["optimizer"]
         bad_samples = find_bad_samples(micros, batches, results, self._is_finite) if result.failed else ()
-        return Update(result, loss, metrics, weighted, outputs, optimizer_s, bad_samples)
+        sides = [passed.sides for passed in results]
+        return Update(result, loss, metrics, weighted, outputs, terms, sides, optimizer_s, bad_samples)
 
     def _is_finite(self, batch: TrainBatch) -> bool:
         """Test one micro-batch's loss and gradients alone; zeroes the gradients."""

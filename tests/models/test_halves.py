@@ -59,7 +59,7 @@ class Result(nn.Cell):
 
     def construct(self, x, prefix_lengths, lengths, d_output):
         ids = ops.zeros((N, P)).astype("int32"), ops.zeros((N * G, R)).astype("int32")
-        out = self.decoder.stage(batch_inputs(ids[0], prefix_lengths, ids[1], lengths), x)
+        out = self.decoder.stage(batch_inputs(ids[0], prefix_lengths, ids[1], lengths), x)[0]
         return (out * d_output).sum(), out
 
 
