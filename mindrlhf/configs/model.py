@@ -204,8 +204,9 @@ def _refuse_unsupported(raw: dict[str, Any], family: Family, where: str) -> None
     if raw.get("use_sliding_window") or "sliding_attention" in _names(raw, "layer_types", where):
         right = "set it to false, and every layer to full_attention"
         raise UserError(f"{where}: use_sliding_window true is not supported; {right}.")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{where}: hidden_act is {raw['hidden_act']!r}, and must be 'silu'.")
+    gate = family.hf_settings.get("hidden_act", "silu")
+    if raw.get("hidden_act", gate) != gate:
+        raise UserError(f"{where}: hidden_act is {raw['hidden_act']!r}, and must be {gate!r}.")
     for key in family.without:
         if raw.get(key):
             raise UserError(f"{where}: {key} true is not supported with {family.name}; take one without biases.")

@@ -13,12 +13,14 @@ from pathlib import Path
 import documentation
 import numpy as np
 import pytest
+import reference_model
 from mindspore import Tensor
-from small_model import small_config
+from small_model import SmallModel, small_config
+from whole_sequences import compiled_logits
 
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages
 from mindrlhf.configs.loading import load_grpo_config
-from mindrlhf.models import parameters
+from mindrlhf.models import layer, parameters
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.rewards.registry import resolve
 
@@ -189,6 +191,28 @@ def test_layer_rows(own, monkeypatch):
     names = {spec.name: spec.hf_name for spec in parameters.parameter_table(config)}
     assert names["model.layers.1.ffn_norm.weight"] == "model.layers.1.pre_feedforward_layernorm.weight"
     assert names["model.layers.1.attention_norm.weight"] == "model.layers.1.input_layernorm.weight"
+
+
+def test_half(own, monkeypatch):
+    monkeypatch.syspath_prepend(own)
+    half = importlib.import_module("geglu").GegluHalf
+    choose = lambda model, number: ("attention", "geglu") if number == 1 else ("attention", "feed_forward")  # noqa: E731
+    monkeypatch.setattr(layer, "HALVES", {**layer.HALVES, "geglu": half})
+    monkeypatch.setattr(layer, "FAMILIES", {"qwen2": replace(FAMILIES["qwen2"], halves=choose)})
+    model = SmallModel.random(num_layers=2)
+    ids = np.arange(1, 12)
+    swish, calls = reference_model.activated, []
+
+    def activated(gate):
+        calls.append(gate)
+        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        return gate / 2 * (1 + np.tanh(inner)) if len(calls) == 2 else swish(gate)
+
+    found, plain = compiled_logits(model)(ids[None])[0], model.logits(ids)
+    monkeypatch.setattr(reference_model, "activated", activated)
+    expected = model.logits(ids)
+    assert np.abs(expected - plain).max() > 0.01
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_family(extended):

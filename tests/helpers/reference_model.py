@@ -66,7 +66,12 @@ def logits(config, tensors, ids, cached=lambda x: x):
                 out[t, head] = weight / weight.sum() @ v[: t + 1, head // groups]
         x = x + out.reshape(length, -1) @ w[p + "self_attn.o_proj.weight"].T
         h = rms_norm(x, w[p + "post_attention_layernorm.weight"], config.rms_norm_eps)
-        gate = h @ w[p + "mlp.gate_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
+        gate = activated(h @ w[p + "mlp.gate_proj.weight"].T)
+        x = x + (gate * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
     x = rms_norm(x, w["model.norm.weight"], config.rms_norm_eps)
     return x @ w["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"].T
+
+
+def activated(gate):
+    """Swish, of the feed-forward half."""
+    return gate / (1 + np.exp(-gate))
