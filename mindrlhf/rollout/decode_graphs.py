@@ -74,7 +74,8 @@ class Admit(Graph):
     def __init__(self, cache: Cache, operators: Operators, longest: int):
         super().__init__("generate/admit", longest, cache.packed)
         self.admit, self.longest = operators.admit, longest
-        self.caches = tuple(part for pair in zip(cache.keys, cache.values, strict=True) for part in pair)
+        # Parameters of this graph, which is why it can be kept in the cache of compiled graphs.
+        self.caches = ParameterTuple([part for pair in zip(cache.keys, cache.values, strict=True) for part in pair])
 
     def construct(self, slots, rows, *prefilled):
         return self.admit(slots, rows, self.longest, prefilled, self.caches)
