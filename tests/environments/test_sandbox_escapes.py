@@ -65,7 +65,7 @@ class Outside:
         library = os.stat(os.__file__)
         return {
             "running": self.process.poll(),
-            "status": process.status(),
+            "stopped": process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP),
             "nice": process.nice(),
             "cores": process.cpu_affinity(),
             "limits": process.rlimit(psutil.RLIMIT_NOFILE),

@@ -1,5 +1,6 @@
 """How a process hears that it is to stop, whatever MindSpore does with signals; without a run."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -153,10 +154,14 @@ with StopSignals() as signals:
 
 
 def asked(*names: str, ignored: bool = False) -> subprocess.Popen:
-    """A process that waits for a request to stop, and then for a line. ignored: SIGHUP, as under nohup."""
+    """A process that waits for a request to stop, and then for a line.
+
+    ignored: SIGHUP is, as under nohup; otherwise it has its usual effect, also where the tests run under nohup.
+    """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    prepare = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
+    effect = signal.SIG_IGN if ignored else signal.SIG_DFL
     command = [sys.executable, "-c", ASKED, *names]
+    prepare = functools.partial(signal.signal, signal.SIGHUP, effect)
     process = subprocess.Popen(command, text=True, env=os.environ | THREADS, preexec_fn=prepare, **pipes)
     assert process.stdout.readline() == "ready\n"
     return process
