@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections import Counter
@@ -71,6 +72,10 @@ class Faults:
             str(folder).encode(), kind, ctypes.c_long(number), ctypes.c_int(for_good), ctypes.c_int(error)
         )
 
+    def list_calls(self, file: Path) -> None:
+        """Write each call's kind and path to a file from now on."""
+        self._library.faults_list(str(file).encode())
+
     def counts(self) -> dict[str, int]:
         return {kind: self._library.faults_count(number) for number, kind in enumerate(KINDS)}
 
@@ -112,6 +117,7 @@ class Sweep:
         self._task, self._folder, self._variant, self._faults = task, folder / variant, variant, faults
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
+        self.calls = self._folder / "calls.txt"
 
     def _run(self, output: Path, prepare: Callable[[], None], *flags: str, after: Callable[[], None] = lambda: None):
         argv = [str(part) for part in (*self._task.train(output, *VARIANTS[self._variant]), *flags)]
@@ -127,7 +133,7 @@ class Sweep:
     def reference(self) -> tuple[dict[str, str], dict[str, int]]:
         """Results and numbers of calls of a run without faults."""
         output, counted = self._folder / "sound", self._folder / "counts.json"
-        begin = lambda: self._faults.begin(output)  # noqa: E731
+        begin = lambda: (self._faults.begin(output), self._faults.list_calls(self.calls))  # noqa: E731
         after = lambda: counted.write_text(json.dumps(self._faults.counts()))  # noqa: E731
         outcome = self._run(output, begin, after=after)
         assert outcome.code == 0, outcome
@@ -172,7 +178,22 @@ def faults_of(counts: dict[str, int], every: int, first: int) -> Iterator[Fault]
             yield Fault(kind, number, True)
 
 
-def parsed(argv: Sequence[str] | None, description: str, variants: Iterable[str]) -> argparse.Namespace:
+def faults_of_sites(calls: Path) -> Iterator[Fault]:
+    """The first and the last call of each kind on each path, where numbers in paths count as one; once and for good."""
+    numbers: Counter[str] = Counter()
+    sites: dict[tuple[str, str], list[int]] = {}
+    for line in calls.read_text().splitlines():
+        index, _, path = line.partition(" ")
+        kind = list(KINDS)[int(index)]
+        numbers[kind] += 1
+        sites.setdefault((kind, re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "N", path)), []).append(numbers[kind])
+    for (kind, _), found in sites.items():
+        for number in sorted({found[0], found[-1]}):
+            yield Fault(kind, number, False)
+        yield Fault(kind, found[0], True)
+
+
+def flags(description: str, variants: Iterable[str]) -> argparse.ArgumentParser:
     """The flags of a program that lets writing calls fail."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--library", type=Path, required=True)
@@ -180,18 +201,22 @@ def parsed(argv: Sequence[str] | None, description: str, variants: Iterable[str]
     parser.add_argument("--every", type=int, default=1, help="only every n-th call of a kind")
     parser.add_argument("--first", type=int, default=1, help="the first call of a kind that fails")
     parser.add_argument("--variants", nargs="+", default=list(variants))
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parsed(argv, "Writing calls that fail in turn.", VARIANTS)
+    parser = flags("Writing calls that fail in turn.", VARIANTS)
+    parser.add_argument("--sites", action="store_true", help="the first and last call on each path in place of all")
+    parser.add_argument("--part", type=int, nargs=2, default=(1, 1), metavar=("K", "N"), help="only part K of N")
+    args = parser.parse_args(argv)
     folder = args.folder.resolve()
     task, faults, bad, codes = own_task(folder), Faults(args.library), 0, Counter()
     for variant in args.variants:
         sweep = Sweep(task, folder, variant, faults)
         expected, counts = sweep.reference()
         print(f"{variant}: {counts}", flush=True)
-        for fault in faults_of(counts, args.every, args.first):
+        calls = faults_of_sites(sweep.calls) if args.sites else faults_of(counts, args.every, args.first)
+        for fault in list(calls)[args.part[0] - 1 :: args.part[1]]:
             reasons = sweep.check(fault, expected)
             codes[variant] += 1
             bad += bool(reasons)

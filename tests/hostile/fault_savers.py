@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 import numpy as np
-from hostile.fault_runs import Fault, Faults, faults_of, parsed
+from hostile.fault_runs import Fault, Faults, faults_of, flags
 from hostile.sandbox import Child, Outcome
 from responses import LOG_PROBS, made_rollout
 from training_states import MODEL, stores
@@ -164,7 +164,7 @@ def sweep(folder: Path, faults: Faults, every: int, first: int, variants: list[s
 
 
 def main() -> int:
-    args = parsed(None, "Writing calls of all savers that fail in turn.", VARIANTS)
+    args = flags("Writing calls of all savers that fail in turn.", VARIANTS).parse_args()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["GIT_DIR"] = os.devnull  # no look for a commit

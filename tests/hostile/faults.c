@@ -2,8 +2,8 @@
 
    gcc -O2 -shared -fPIC faults.c -o faults.so -ldl
    faults_begin(folder, kind, at, for_good, error): the at-th call of a kind (from 1) below the folder fails once, or
-   that one and all later ones. faults_count(kind): calls so far. kind: 0 open for writing, 1 write, 2 fsync, 3 rename,
-   4 unlink. */
+   that one and all later ones. faults_count(kind): calls so far. faults_list(file): from now on each call is a line of
+   that file, its kind and its path. kind: 0 open for writing, 1 write, 2 fsync, 3 rename, 4 unlink. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@ static char folder[PATH_MAX];
 static int chosen = -1, for_good, error_number;
 static long at;
 static long counts[KINDS];
+static int list = -1;
 
 void faults_begin(const char *path, int kind, long number, int lasting, int error) {
     snprintf(folder, sizeof folder, "%s/", path);
@@ -31,9 +33,20 @@ void faults_begin(const char *path, int kind, long number, int lasting, int erro
 
 long faults_count(int kind) { return counts[kind]; }
 
+void faults_list(const char *path) {
+    list = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+}
+
+static void listed(int kind, const char *path) {
+    char line[PATH_MAX + 20];
+    int size = snprintf(line, sizeof line, "%d %s\n", kind, path);
+    if (list >= 0 && syscall(SYS_write, list, line, size) != size) abort();
+}
+
 static int fails(int kind, const char *path) {
     if (!folder[0] || strncmp(path, folder, strlen(folder))) return 0;
     long number = __sync_add_and_fetch(&counts[kind], 1);
+    listed(kind, path);
     if (kind != chosen || !(number == at || (for_good && number > at))) return 0;
     errno = error_number;
     return 1;
