@@ -82,6 +82,8 @@ def main() -> int:
     args = parser.parse_args()
     folder = args.folder.resolve()
     task = own_task(folder)
+    for name in ("first", "sound"):
+        shutil.rmtree(folder / name, ignore_errors=True)
     begin(task, folder / "first", "log").wait()  # compiles the graphs
     started = time.monotonic()
     sound = begin(task, folder / "sound", "log").wait()
