@@ -39,6 +39,7 @@ class Child:
             code = 1
             try:
                 os.setsid()
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where this runs under nohup
                 _redirect(self._logs)
                 _limit(folder)
                 code = function()
