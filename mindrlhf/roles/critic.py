@@ -1,19 +1,16 @@
 """PPO's critic: values before a step's updates, and updates towards the returns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights, checkpoint_config, checkpoint_reader
-from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.model_roles import CRITIC, POLICY, RoleModel
+from mindrlhf.model_roles import CRITIC, POLICY
 from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
 from mindrlhf.parallel.partition import Partition
-from mindrlhf.roles.part import ModelPart
+from mindrlhf.roles.part import Opening, RolePart
 from mindrlhf.roles.policy_updates import Updates
 from mindrlhf.training.graphs import Values
 from mindrlhf.training.objective import value_objective
@@ -22,7 +19,7 @@ from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience
 
 
-class Critic(ModelPart):
+class Critic(RolePart):
     """Transformer of the policy's shape with a value head and its own optimizer.
 
     It has the training layout.
@@ -35,23 +32,17 @@ class Critic(ModelPart):
     role = CRITIC
     what = "trained critic"
 
-    def __init__(
-        self,
-        config: GRPOSettings,
-        yamls: Mapping[str, ModelYaml],
-        roles: Mapping[str, RoleModel],
-        collectives: Collectives,
-        max_positions: int,
-        checkpoint: Checkpoint | None = None,
-    ):
-        critic = roles[self.role.name]
-        super().__init__(yamls["train"], critic.model, collectives, max_positions)
+    def __init__(self, opening: Opening):
+        super().__init__(opening)
+        config = opening.config
         self.settings = getattr(config, self.role.settings)
         part = self.partition
-        if checkpoint:
-            self.load(checkpoint_reader(checkpoint, self.role.checkpoint, part.model, part))
+        if opening.checkpoint:
+            self.load(checkpoint_reader(opening.checkpoint, self.role.checkpoint, part.model, part))
         else:
-            self.load(_reader(critic.path, roles[POLICY.name].model.base, config.seed, yamls["train"], part))
+            path = opening.roles[self.role.name].path
+            policy = opening.roles[POLICY.name].model.base
+            self.load(_reader(path, policy, config.seed, self.yaml, part))
         objective = value_objective(self.settings.value_clip)
         optimizer = self.settings.optimizer
         updater = self.open_updater(Values(self.decoder), objective, optimizer, config.train, config.memory.swap)

@@ -1,12 +1,8 @@
 """Fine-tuned model: trained to make demonstrated answers more probable."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.model_roles import RoleModel
+from mindrlhf.roles.part import Opening
 from mindrlhf.roles.policy_updates import Advance, Updates
 from mindrlhf.roles.trained import TrainedModel
 from mindrlhf.training.batch import SequenceGroup
@@ -24,16 +20,9 @@ class FineTuned(TrainedModel):
 
     what = "fine-tuned model"
 
-    def __init__(
-        self,
-        config: SFTSettings,
-        yamls: Mapping[str, ModelYaml],
-        roles: Mapping[str, RoleModel],
-        collectives: Collectives,
-        max_positions: int,
-        checkpoint: Checkpoint | None = None,
-    ):
-        super().__init__(config, yamls, roles, collectives, max_positions, checkpoint)
+    def __init__(self, opening: Opening):
+        super().__init__(opening)
+        config = opening.config
         head = PolicyLogProbs(self.decoder_for_updates(), temperature=1.0)
         updater = self.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train, seed=config.seed)
         self._updates = Updates(self.what, updater, self.data_parallel, "token-mean")

@@ -1,20 +1,16 @@
 """Policy in the generation layout."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mindspore import Parameter
 
-from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.model_roles import GENERATOR, RoleModel
+from mindrlhf.model_roles import GENERATOR
 from mindrlhf.models.packed import PackedWeights
 from mindrlhf.models.parameters import decoded_rows
-from mindrlhf.roles.part import MemoryGroup, ModelPart, Parameters
+from mindrlhf.roles.part import MemoryGroup, ModelPart, Opening, Parameters, RolePart
 
 
-class Generator(ModelPart):
+class Generator(RolePart):
     """Policy in the generation layout, with weights packed as in `rollout.weights`.
 
     decoder: uses the published weights, for held-out problems. rollout_decoder: draws responses to train on; it
@@ -23,17 +19,9 @@ class Generator(ModelPart):
 
     role = GENERATOR
 
-    def __init__(
-        self,
-        config: GRPOSettings,
-        yamls: Mapping[str, ModelYaml],
-        roles: Mapping[str, RoleModel],
-        collectives: Collectives,
-        max_positions: int,
-        checkpoint: Checkpoint | None = None,
-    ):
-        super().__init__(yamls["infer"], roles[self.role.name].model, collectives, max_positions)
-        self._weights = config.rollout.weights
+    def __init__(self, opening: Opening):
+        super().__init__(opening)
+        self._weights = opening.config.rollout.weights
         self._packed: PackedWeights | None = None
 
     def join(self, policy: ModelPart) -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ from mindrlhf.checkpoint.hf import generation_defaults, save_hf
 from mindrlhf.checkpoint.model_card import adapter_card
 from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.peft import write_adapter
-from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.configs.grpo import GRPOSettings, OptimizerSettings, TrainSettings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ADAPTER_FOLDER
 from mindrlhf.memory.residency import BLOCK_NUMBERS, Residency
-from mindrlhf.model_roles import Role
+from mindrlhf.model_roles import Role, RoleModel
 from mindrlhf.models.axes import DATA_AXES, MODEL_AXES, PIPELINE, TENSOR
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
@@ -46,6 +49,22 @@ from mindrlhf.training.updater import Updater
 Parameters = dict[str, Parameter]
 Arrays = dict[str, tuple[Layout, Parameters]]
 MemoryGroup = tuple[str, list[Parameter], bool]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Inputs from which the parts of a run's roles are opened.
+
+    yamls: model YAML of each layout. roles: model of each role. max_positions: of the longest sequence. checkpoint: of
+    a run that is resumed.
+    """
+
+    config: GRPOSettings | SFTSettings
+    yamls: Mapping[str, ModelYaml]
+    roles: Mapping[str, RoleModel]
+    collectives: Collectives
+    max_positions: int
+    checkpoint: Checkpoint | None = None
 
 
 class ModelPart:
@@ -251,3 +270,11 @@ class ModelPart:
             folder, own = directory.with_name(ADAPTER_FOLDER), adapter_card(card or {})
             write_adapter(folder, part.model.adapter, arrays, first.base(part), own, True)
             print(f"the adapter of the {self.what} is in {folder}", flush=True)
+
+
+class RolePart(ModelPart):
+    """Part of the model of a role, in the role's layout."""
+
+    def __init__(self, opening: Opening):
+        model = opening.roles[self.role.name].model
+        super().__init__(opening.yamls[self.role.layout], model, opening.collectives, opening.max_positions)

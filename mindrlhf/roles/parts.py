@@ -11,13 +11,13 @@ from mindrlhf.memory.residency import Residency
 from mindrlhf.model_roles import POLICY, ROLES, RoleModel
 from mindrlhf.roles.critic import Critic
 from mindrlhf.roles.generator import Generator
-from mindrlhf.roles.part import Arrays, ModelPart
+from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart
 from mindrlhf.roles.policy import Policy
 from mindrlhf.roles.reference import Reference
 from mindrlhf.roles.teacher import Teacher
 from mindrlhf.roles.trained import TrainedModel
 
-PARTS: Mapping[str, type[ModelPart]] = {
+PARTS: Mapping[str, type[RolePart]] = {
     "reference": Reference,
     "teacher": Teacher,
     "policy": Policy,
@@ -69,9 +69,10 @@ def open_parts(
     Parts that are not trained leave memory before others are loaded. yamls, roles: of the job. checkpoint: of a run
     that is resumed.
     """
+    opening = Opening(config, yamls, roles, collectives, max_positions, checkpoint)
     parts = Parts()
     for name in (name for name in ROLES if name in roles):
-        part = parts[name] = PARTS[name](config, yamls, roles, collectives, max_positions, checkpoint)
+        part = parts[name] = PARTS[name](opening)
         if ROLES[name].training is None:
             part.register(residency)
     for part in parts.values():

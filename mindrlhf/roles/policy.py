@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
-from mindrlhf.model_roles import RoleModel
+from mindrlhf.configs.model_yaml import rounds_rollouts
+from mindrlhf.roles.part import Opening
 from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective
 from mindrlhf.roles.trained import TrainedModel
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -21,17 +18,10 @@ class Policy(TrainedModel):
     scores_old: they are the old log-probs; otherwise a step's first update gives these.
     """
 
-    def __init__(
-        self,
-        config: GRPOSettings,
-        yamls: Mapping[str, ModelYaml],
-        roles: Mapping[str, RoleModel],
-        collectives: Collectives,
-        max_positions: int,
-        checkpoint: Checkpoint | None = None,
-    ):
+    def __init__(self, opening: Opening):
+        config = opening.config
         loss = config.algorithm.loss()  # first, because it may refuse its options
-        super().__init__(config, yamls, roles, collectives, max_positions, checkpoint)
+        super().__init__(opening)
         algorithm = config.algorithm
         temperature, dropout = config.rollout.temperature, self.partition.model.dropout
         head = PolicyLogProbs(self.decoder_for_updates(), temperature, entropy_gradient=algorithm.entropy_coef > 0)
@@ -39,7 +29,7 @@ class Policy(TrainedModel):
         updater = self.open_updater(head, objective, config.optimizer, config.train, swap, config.seed)
         self.update = PolicyUpdates(config, updater, loss, self.data_parallel)
         self.scores_old = algorithm.scores_old_policy(dropout)
-        rounds = rounds_rollouts(yamls["train"], yamls["infer"], config.rollout.weights)
+        rounds = rounds_rollouts(opening.yamls["train"], opening.yamls["infer"], config.rollout.weights)
         if self.scores_old or (rounds and (algorithm.reads_policy or loss.select)):
             self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature), config.train, self.pipeline)
         self.verifies = config.rollout.verify_weights

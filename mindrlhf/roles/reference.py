@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from mindspore import Parameter
 
 from mindrlhf import backend
-from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights
-from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.model_roles import REFERENCE, RoleModel
+from mindrlhf.model_roles import REFERENCE
 from mindrlhf.models.initialize import build_parameters
-from mindrlhf.roles.part import Arrays, ModelPart
+from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
@@ -40,7 +36,7 @@ class Following:
             backend.write(parameter, its if self.share == 1.0 else self.share * its + (1.0 - self.share) * mine)
 
 
-class Reference(ModelPart):
+class Reference(RolePart):
     """Copy of the policy's first weights, in the training layout.
 
     It is frozen, or follows the policy. It is complete after `join`.
@@ -50,20 +46,12 @@ class Reference(ModelPart):
 
     role = REFERENCE
 
-    def __init__(
-        self,
-        config: GRPOSettings,
-        yamls: Mapping[str, ModelYaml],
-        roles: Mapping[str, RoleModel],
-        collectives: Collectives,
-        max_positions: int,
-        checkpoint: Checkpoint | None = None,
-    ):
-        reference = roles[self.role.name]
+    def __init__(self, opening: Opening):
+        super().__init__(opening)
+        reference = opening.roles[self.role.name]
         model = reference.model
+        config = self._config = opening.config
         algorithm = config.algorithm
-        self._config = config
-        super().__init__(yamls["train"], model, collectives, max_positions)
         weights = Weights(reference.path, model, config.seed, model.adapter and config.lora.adapter_path)
         self._own = build_parameters(reference.own(self.partition.specs), weights.reader(self.partition))
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)

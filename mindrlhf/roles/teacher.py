@@ -1,19 +1,13 @@
 """Teacher of on-policy distillation: a frozen model that scores the policy's tokens."""
 
-from collections.abc import Mapping
-
-from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights
-from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.model_roles import TEACHER, RoleModel
-from mindrlhf.roles.part import ModelPart
+from mindrlhf.model_roles import TEACHER
+from mindrlhf.roles.part import Opening, RolePart
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
 
-class Teacher(ModelPart):
+class Teacher(RolePart):
     """Frozen model of any size with the policy's vocabulary, in the training layout.
 
     Its log-probs are at the temperature of generation, like the policy's.
@@ -21,16 +15,9 @@ class Teacher(ModelPart):
 
     role = TEACHER
 
-    def __init__(
-        self,
-        config: GRPOSettings,
-        yamls: Mapping[str, ModelYaml],
-        roles: Mapping[str, RoleModel],
-        collectives: Collectives,
-        max_positions: int,
-        checkpoint: Checkpoint | None = None,
-    ):
-        teacher = roles[self.role.name]
-        super().__init__(yamls["train"], teacher.model, collectives, max_positions)
+    def __init__(self, opening: Opening):
+        super().__init__(opening)
+        teacher = opening.roles[self.role.name]
+        config = opening.config
         self.load(Weights(teacher.path, teacher.model, config.seed).reader(self.partition))
         self.scorer = Scorer(PolicyLogProbs(self.decoder, config.rollout.temperature), config.train, self.pipeline)

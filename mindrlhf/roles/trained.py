@@ -1,26 +1,21 @@
 """Trained model, whose weights also generate."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights, continued_reader
-from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.model_roles import POLICY, POLICY_GROUPS, RoleModel
+from mindrlhf.model_roles import POLICY, POLICY_GROUPS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
 from mindrlhf.reshard.plan import plan
 from mindrlhf.roles.generator import Generator
-from mindrlhf.roles.part import MemoryGroup, ModelPart, Parameters
+from mindrlhf.roles.part import MemoryGroup, ModelPart, Opening, Parameters, RolePart
 
 
-class TrainedModel(ModelPart):
+class TrainedModel(RolePart):
     """Trained model in the training layout; a derived class opens its updater.
 
     Its weights come from a resumed run's checkpoint, else from the policy's path. verifies: compare
@@ -31,17 +26,11 @@ class TrainedModel(ModelPart):
     what = "trained model"
     verifies = False
 
-    def __init__(
-        self,
-        config: GRPOSettings | SFTSettings,
-        yamls: Mapping[str, ModelYaml],
-        roles: Mapping[str, RoleModel],
-        collectives: Collectives,
-        max_positions: int,
-        checkpoint: Checkpoint | None = None,
-    ):
-        policy = roles[self.role.name]
-        super().__init__(yamls["train"], policy.model, collectives, max_positions)
+    def __init__(self, opening: Opening):
+        super().__init__(opening)
+        policy = opening.roles[self.role.name]
+        config = opening.config
+        checkpoint = opening.checkpoint
         first = Weights(policy.path, policy.model, config.seed, config.lora.adapter_path)
         read = continued_reader(checkpoint, first, self.partition) if checkpoint else first.reader(self.partition)
         self.load(read)

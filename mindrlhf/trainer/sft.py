@@ -18,7 +18,7 @@ from mindrlhf.model_roles import POLICY
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.phases import VALIDATION_CACHE
 from mindrlhf.roles.fine_tuned import FineTuned
-from mindrlhf.roles.part import ModelPart
+from mindrlhf.roles.part import ModelPart, Opening
 from mindrlhf.roles.parts import Parts
 from mindrlhf.run.compile_cache import use_compile_cache
 from mindrlhf.run.report import StepRecord, TuningReport, TuningResult
@@ -70,7 +70,7 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> SFT
     if world.rank == 0 and job.model.adapter:
         print(f"adapters: {adapter_line(job.model, job.config)}", flush=True)
     run = Run(job, data, collectives, checkpoint, signals, TuningReport)
-    policy = FineTuned(job.config, job.yamls, job.roles, collectives, data.max_positions, checkpoint)
+    policy = FineTuned(Opening(job.config, job.yamls, job.roles, collectives, data.max_positions, checkpoint))
     measures: list[Validation] = []
     if data.held_out:
         measures.append(HeldOutLoss(policy.scorer, data.held_out, policy.data_parallel, run.progress))
