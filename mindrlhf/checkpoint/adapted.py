@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.hf_tensors import split
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, product, read_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, read_peft_config
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
@@ -17,7 +18,6 @@ from mindrlhf.configs.lora import Adapter, LoraSettings, unmatched
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import brief
 from mindrlhf.errors import UserError
-from mindrlhf.hub.models import local_model
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 

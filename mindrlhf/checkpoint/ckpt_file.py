@@ -19,7 +19,8 @@ from mindrlhf.files.text import reading
 
 _TYPE_NAMES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
 _PIECE_BYTES = 512 << 20  # MindSpore's own size of one entry
-_CHECKSUM_MARK, _CHECKSUM_BYTES = b"crc_num", 17
+_CHECKSUM_MARK = b"crc_num"
+_CHECKSUM_BYTES = 17
 
 _VARINT, _BYTES = 0, 2  # wire types
 

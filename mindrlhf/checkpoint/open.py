@@ -11,6 +11,7 @@ from mindrlhf.checkpoint.adapted import base_path, checkpoint_adapter
 from mindrlhf.checkpoint.finite import fault_of
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.hf_tensors import joined
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
@@ -22,7 +23,6 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TokenizerFlags
-from mindrlhf.hub.models import local_model
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import Slices, full_layout
@@ -47,12 +47,12 @@ def checkpoint_config(path: str | None) -> ModelConfig | None:
     if path is None:
         return None
     if not Path(path).exists():
-        raise UserError(f"{path}: no such checkpoint; give an HF directory or hub id, a .safetensors or a .ckpt file.")
+        raise UserError(f"{path}: no such checkpoint; give an HF directory, hub id, .gguf, .safetensors or .ckpt file.")
     refuse_verl_shards(path)
     folder = hf_folder(path)
     if folder is None and Path(path).is_dir() and not any(Path(path).rglob("*.[cs]*")):
         found = f"{path}: has no {CONFIG_FILE} and no weights"
-        raise UserError(f"{found}; give an HF directory or hub id, a .safetensors or a .ckpt file.")
+        raise UserError(f"{found}; give an HF directory, hub id, .gguf, .safetensors or .ckpt file.")
     return None if folder is None else read_hf_config(folder)
 
 
@@ -70,7 +70,8 @@ def open_tokenizer(flags: TokenizerFlags, checkpoint: str | None) -> Tokenizer:
 
 def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, where: str) -> None:
     """Check that tokenizer and dataset `where` fit the model's embedding."""
-    size, limit = tokenizer.size, model.vocab_size
+    size = tokenizer.size
+    limit = model.vocab_size
     if size > limit:
         found = f"the tokenizer has {size} tokens and the model's vocab_size is {limit}"
         raise UserError(f"{found}; give the vocab.json and merges.txt of this model.")
@@ -224,7 +225,8 @@ def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) ->
 
 def merged_source(weights: Weights) -> WeightSource:
     """Open an adapter, or a checkpoint of adapters, merged when it is read."""
-    path, table = Path(weights.path), parameter_table(weights.model)
+    path = Path(weights.path)
+    table = parameter_table(weights.model)
     tensors = {spec.name: _Merged(path, spec.name, "float32", spec.shape, (), weights, spec) for spec in table}
     return WeightSource.of(path, full_layout({spec.name: spec.shape for spec in table}), [tensors])
 

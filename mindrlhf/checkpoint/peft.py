@@ -13,6 +13,7 @@ import numpy as np
 
 from mindrlhf.checkpoint.finite import fault_of
 from mindrlhf.checkpoint.hf import check_replaceable
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.manifest import describe
 from mindrlhf.checkpoint.peft_config import OWN_FILE, PEFT_CONFIG_FILE, Base, own_facts, peft_config, read_peft_config
 from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
@@ -24,7 +25,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import write_json
 from mindrlhf.files.text import some
-from mindrlhf.hub.models import local_model
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import inside, overlap, selected
 
@@ -83,7 +83,8 @@ class StoredAdapter:
         """
         part = selected(index or (slice(None),) * len(spec.shape), spec.shape)
         for tensor in spec.hf_tensors if spec.kind == "matrix" else ():
-            found, common = self.adapter.of(tensor.module), overlap(tensor.box, part)
+            found = self.adapter.of(tensor.module)
+            common = overlap(tensor.box, part)
             if found is not None and common is not None:
                 *_, rows, columns = inside(common, tensor.box)
                 first, second = (self.arrays[f"{tensor.module}.lora_{matrix}.weight"] for matrix in "AB")
@@ -137,7 +138,8 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
 
 def _check_tensor(adapter: Adapter, tensor: StoredTensor, tensors: Mapping[str, StoredTensor]) -> None:
     """Check one tensor's name, type and shape, and that its partner is there."""
-    file, name = tensor.file, tensor.name
+    file = tensor.file
+    name = tensor.name
     parsed = _NAME.fullmatch(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
     if parsed is None:
         raise UserError(

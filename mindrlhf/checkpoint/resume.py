@@ -174,7 +174,8 @@ def choose(
     """
     problems: list[str] = []
     for folder in candidates:
-        checkpoint, problem = None, None
+        checkpoint = None
+        problem = None
         try:
             checkpoint = Checkpoint.open(folder)
             check(checkpoint)

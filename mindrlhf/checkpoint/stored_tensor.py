@@ -97,11 +97,11 @@ class StoredTensor:
 
     def check(self, shape: tuple[int, ...] | None = None) -> None:
         """Raise a UserError for a type that cannot be read, or another shape."""
-        here = f"{self.file}: tensor {self.name}"
         if self.dtype not in STORAGE:
-            raise UserError(f"{here} is stored as {self.dtype}, and {', '.join(STORAGE)} can be read.")
+            known = ", ".join(STORAGE)
+            raise UserError(f"{self.file}: tensor {self.name} is stored as {self.dtype}, and {known} can be read.")
         if shape not in (None, self.shape):
-            found = f"{here} has shape {list(self.shape)} in place of {list(shape)}"
+            found = f"{self.file}: tensor {self.name} has shape {list(self.shape)} in place of {list(shape)}"
             raise UserError(f"{found}; give weights and layout of one model.")
 
 

@@ -44,7 +44,8 @@ from mindrlhf.parallel.layout import (
 )
 from mindrlhf.reshard.strategy import Strategy
 
-SINGLE_FILE, INDEX_FILE = WHOLE, INDEX
+SINGLE_FILE = WHOLE
+INDEX_FILE = INDEX
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -301,7 +302,8 @@ def fingerprint(table: Iterable[ParameterSpec], read: Callable[[str, Slices], np
         for tensor in spec.hf_tensors:
             digest.update(json.dumps([tensor.name, list(tensor.shape)]).encode() + b"\n")
             index = list(slices_of(tensor.box))
-            rows, step = len(spec.shape) - len(tensor.shape), max(1, tensor.shape[0] // _SAMPLED_ROWS)
+            rows = len(spec.shape) - len(tensor.shape)
+            step = max(1, tensor.shape[0] // _SAMPLED_ROWS)
             index[rows] = slice(*tensor.box[rows], step)
             digest.update(np.ascontiguousarray(read(spec.name, tuple(index)), "<f4").data)
     return digest.hexdigest()
