@@ -1,6 +1,7 @@
 # What the quick starts have in common; they source it: options, title lines, environment.
 #
-# Sets root (also the current folder), example, models, seed, out and steps.
+# Sets root (also the current folder), example, models, seed, out and steps; --minutes is an option of a script that sets
+# minutes before.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 example=examples/qwen_grpo_tutorial
@@ -8,19 +9,20 @@ models=model_configs/qwen_grpo
 script=$(basename "$0")
 seed=0 out=out/${script%.sh} steps=""
 refuse() {
-    echo "$script: $1; give --seed N, --out DIR or --steps N" >&2
+    echo "$script: $1; give --seed N, --out DIR${minutes:+, --minutes N} or --steps N" >&2
     exit 2
 }
 while (($#)); do
     case "$1=${2-}" in
         --seed=[0-9]*) seed=$2 ;;
         --steps=[1-9]*) steps=$2 ;;
+        --minutes=[1-9]*) [[ -n ${minutes:-} ]] || refuse "--minutes is not understood"; minutes=$2 ;;
         --out=?*) out=$(realpath -m "$2") ;;
         *) refuse "$1 ${2-} is not understood" ;;
     esac
     shift 2
 done
-[[ $seed$steps =~ ^[0-9]+$ ]] || refuse "--seed and --steps are whole numbers"
+[[ $seed$steps${minutes:-} =~ ^[0-9]+$ ]] || refuse "all but --out are whole numbers"
 
 source "$root/scripts/steps.sh"
 trap 'exit 130' INT # after Ctrl-C msrun itself ends as if all were well

@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 
 import documentation
+import gguf_files
 import jobs
 import pytest
 import yaml
-from small_model import random_arrays
+from small_model import random_arrays, small_config
 
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.model import ModelConfig
@@ -62,6 +63,8 @@ def prepared(tmp_path_factory) -> Path:
     rows = 20  # of which 5% are held out
     (folder / "conversations.jsonl").write_text((json.dumps(json.loads(conversation)) + "\n") * rows)
     retool(folder)
+    llama = small_config(family="llama", attention_bias=False, vocab_size=264, max_position_embeddings=512)
+    gguf_files.write_gguf(folder / "models/SmolLM2-135M-Instruct.Q4_1.gguf", llama, "F32")
     for role in ("sft", "grpo"):  # of the quick start
         (folder / "out/quickstart" / role).mkdir(parents=True)
         (folder / "out/quickstart" / role / "hf").symlink_to(folder / "models/Qwen2.5-0.5B-Instruct")

@@ -41,12 +41,14 @@ def test_settings_pass_the_checks_of_a_run(root, example, name):
         assert f"--tools {' '.join(grpo.rollout.tools)}\n" in script
 
 
-@pytest.mark.parametrize("name", ["quickstart.sh", "quickstart_tools.sh"])
-@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--steps", "3x"], ["--seed", "-1"], ["--out"], ["now"]])
+@pytest.mark.parametrize("name", ["quickstart.sh", "quickstart_tools.sh", "quickstart_real.sh"])
+@pytest.mark.parametrize(
+    "arguments", [["--steps", "0"], ["--steps", "3x"], ["--seed", "-1"], ["--out"], ["now"], ["--minutes", "0"]]
+)
 def test_a_wrong_option_is_refused_before_anything_is_done(root, tmp_path, name, arguments):
     done = run(root, tmp_path, *arguments, name=name)
     assert done.returncode == 2
-    assert re.fullmatch(rf"{re.escape(name)}: .*give --seed N, --out DIR or --steps N\n", done.stderr)
+    assert re.fullmatch(rf"{re.escape(name)}: .*give --seed N, --out DIR(, --minutes N)? or --steps N\n", done.stderr)
     assert done.stdout == ""
 
 
@@ -81,6 +83,25 @@ def test_every_step_of_it_works(root, tmp_path):
     assert len(read_record(out / "grpo" / "rollouts.mindrecord")) == 2
     assert list((out / "grpo" / "tensorboard").iterdir())
     assert (out / "grpo" / "hf" / "config.json").exists()
+    assert (out / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("_installed")
+def test_every_step_with_the_real_model_works(root, tmp_path):
+    """The model comes from a package registry."""
+    done = run(root, tmp_path, "--out", "here", "--steps", "1", name="quickstart_real.sh")
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = tmp_path / "here"
+    for name in ("before", "after"):
+        assert len((out / f"eval_{name}.jsonl").read_text().splitlines()) == 400
+    shown = (out / "before_and_after.txt").read_text()
+    assert re.findall(r"^  (before|after) ", shown, re.MULTILINE) == ["before", "after"] * 5
+    assert len(re.findall(r"greedy, (?:before|after): 0\.\d{3} \(0\.\d{3} to 0\.\d{3}\)", shown)) == 2
+    assert (out / "grpo" / "hf" / "config.json").exists()
+    assert (out / "grpo" / "report.html").exists()
     assert (out / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -101,6 +101,11 @@ def test_a_right_answer_is_worth_more_without_a_call(root):
     assert rewards == pytest.approx(said)
 
 
+def count_turns(answer: str) -> int:
+    """As verl does, where the policy has up to two: the prompt, these, and a tool's answer between them."""
+    return 4 if answer.partition("</tool_call>")[2] else 2
+
+
 def test_the_calculator_can_be_switched_off(tuned, tmp_path, capsys):
     task, model = tuned
     flags = ("--model", model, "--data", task.folder / "test.mindrecord", "--max_new_tokens", "160", "--limit", "8")
@@ -110,8 +115,12 @@ def test_the_calculator_can_be_switched_off(tuned, tmp_path, capsys):
         output = tmp_path / f"{name}.jsonl"
         capsys.readouterr()
         assert jobs.call(["eval", *flags, *more, "--output", output]) == 0
-        answers = [json.loads(line)["answer"] for line in output.read_text().splitlines()]
-        found[name] = json.loads(capsys.readouterr().out.splitlines()[-1]), answers
+        rows = read_json_lines(output)
+        found[name] = json.loads(capsys.readouterr().out.splitlines()[-1]), [row["answer"] for row in rows]
+        turns = {row["answer"]: row["num_turns"] for row in rows}
+        assert turns == {text: count_turns(text) if more else None for text in turns}
+        if more:
+            assert found[name][0]["num_turns/mean"] == pytest.approx(np.mean([row["num_turns"] for row in rows]))
     printed, answers = found["with"]
     calls = np.mean([answer.count("</tool_call>") for answer in answers])
     assert printed["problems"] == 8
@@ -126,5 +135,5 @@ def test_the_calculator_can_be_switched_off(tuned, tmp_path, capsys):
     assert 1 < printed["conversation/turns"] <= 2
     assert any(answer.partition("</tool_call>")[2] for answer in answers), "the model goes on after the error"
     printed, answers = found["one turn"]
-    assert not any(name.startswith(("tools/", "conversation/")) for name in printed)
+    assert not any(name.startswith(("tools/", "conversation/", "num_turns/")) for name in printed)
     assert all("####" not in answer.rpartition("</tool_call>")[2] for answer in answers if "</tool_call>" in answer)
