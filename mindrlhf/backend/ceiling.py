@@ -7,7 +7,8 @@ import numpy as np
 
 from mindrlhf.backend.devices import find_device
 
-ATTEMPTS, LEAST_S = 3, 0.05  # best of ATTEMPTS runs of at least LEAST_S seconds
+ATTEMPTS = 3  # the best one counts
+LEAST_S = 0.05  # of each
 
 
 def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:

@@ -60,7 +60,8 @@ class FileStore:
     """
 
     def __init__(self, parameters: Sequence, folder: Path):
-        self._parameters, self._folder = parameters, folder
+        self._parameters = parameters
+        self._folder = folder
         self.nbytes = sum(pages.nbytes for pages in self._pages())
         self._file: FileIO | None = None
 
@@ -103,7 +104,8 @@ class FileStore:
                 count = some(self._file.fileno(), rest[: 1 << 30], offset)
                 if not count:
                     raise OSError(f"{self._folder}: the swap file is shorter than what was written to it")
-                rest, offset = rest[count:], offset + count
+                rest = rest[count:]
+                offset += count
 
     def _pages(self) -> list[np.ndarray]:
         """View whole pages as bytes; called each time, because they may move."""

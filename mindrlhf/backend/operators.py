@@ -169,8 +169,10 @@ class Operators(ModelOperators, Protocol):
         n, p, g, r = split
         heads, d = key.shape[1:]
         far = n * p
-        far_shape, near_shape = (n, p, heads, d), (n, g, r, heads, d)
-        far_q_shape, near_q_shape = (n, p, heads, -1, d), (n, g, r, heads, -1, d)
+        far_shape = (n, p, heads, d)
+        near_shape = (n, g, r, heads, d)
+        far_q_shape = (n, p, heads, -1, d)
+        near_q_shape = (n, g, r, heads, -1, d)
         far_k, far_v = key[:far].reshape(far_shape), value[:far].reshape(far_shape)
         if g == 0:
             return prefix_attention(query.reshape(far_q_shape), far_k, far_v, view[0], scale).reshape((far, -1))
@@ -202,7 +204,9 @@ class Operators(ModelOperators, Protocol):
         `decode_view`. Returns [B, K * Q * D].
         """
         places, mask = view
-        (b, s), heads, d = mask.shape, key.shape[1], query.shape[-1]
+        b, s = mask.shape
+        heads = key.shape[1]
+        d = query.shape[-1]
         put = ops.ScatterNdUpdate()
         key_cache = put(key_cache, places, key.reshape((-1, d)))
         value_cache = put(value_cache, places, value.reshape((-1, d)))
@@ -218,7 +222,8 @@ class Operators(ModelOperators, Protocol):
         prefilled: [N, K, P, D] each; caches: Parameters [B, K, S, D]. The first `limit` positions are copied at least;
         operators may leave or zero the content after them. Returns a tensor that depends on the copies.
         """
-        put, done = ops.ScatterUpdate(), slots
+        put = ops.ScatterUpdate()
+        done = slots
         for i in range(len(caches)):
             taken = ops.gather(prefilled[i], rows, 0)
             a, k, p, d = taken.shape
@@ -249,8 +254,9 @@ class Operators(ModelOperators, Protocol):
             gradient = gradients[i]
             start, end = rows[i]
             own = gradient if end - start == gradient.shape[0] else gradient[start:end]
-            given = rate, beta1, beta2, eps, decay if decays[i] else decay * 0.0, own * scale
-            step = ops.AdamWeightDecay()(parameters[i], first[i], second[i], *given)
+            own_decay = decay if decays[i] else decay * 0.0
+            update = ops.AdamWeightDecay()
+            step = update(parameters[i], first[i], second[i], rate, beta1, beta2, eps, own_decay, own * scale)
             done = ops.depend(done, step)
             # g - g instead of zeros, which would become constants of the graph and take the model's size in memory
             # again. The gradients are finite here.

@@ -9,7 +9,8 @@ import numpy as np
 
 from mindrlhf.data.tool_formats import ToolCall
 from mindrlhf.data.turns import TurnTemplate
-from mindrlhf.environments.pool import CallResult, EnvironmentPool, Key, Outcome
+from mindrlhf.environments.pool import EnvironmentPool, Key, Outcome
+from mindrlhf.environments.processes import CallResult
 from mindrlhf.errors import UserError
 from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply
 from mindrlhf.types import Prompt, TokenValues

@@ -13,39 +13,25 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import NoneType
 from typing import Any
 
+from mindrlhf.environments.processes import BEGIN_S, CallResult, ConversationPeer, EnvironmentServer
 from mindrlhf.environments.ready.code_interpreter import REQUIRED, SETTING
 from mindrlhf.errors import UserError
 from mindrlhf.files.trees import remove_tree
 from mindrlhf.user_functions import absolute
-from mindrlhf.workers.descendants import MARK, kill
-from mindrlhf.workers.peer import Peer, wait
-from mindrlhf.workers.process import WorkerProcess
+from mindrlhf.workers.descendants import MARK
+from mindrlhf.workers.peer import wait
 
 Key = tuple[int, ...]
 LOST = "its environment was lost"
-BEGIN_S = 10.0  # until a conversation's process answers; then the server counts as stopped
 MOST_BEGINS = 3  # of a conversation's process for one request
 MOST_FILES = 1 << 16  # open at a time
-
-
-@dataclass(frozen=True)
-class CallResult:
-    """Result of one call.
-
-    value: text, a reward, a list of a reward and the turns' rewards, or None. seconds: wall time inside of the call.
-        failure: reason, or None.
-    """
-
-    value: str | float | list[float] | None = None
-    seconds: float = 0.0
-    failure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,14 +92,15 @@ class EnvironmentPool(AbstractContextManager):
             "files": self._files.name,
         }
         self._environment = {"TMPDIR": self._files.name, SETTING: sandbox, MARK: uuid.uuid4().hex}
-        self._workers, self._timeout_s = workers, timeout_s
+        self._workers = workers
+        self._timeout_s = timeout_s
         self._stateful = {name for name, place in environments.items() if place}
         self._numbers = count()
         self._conversations: dict[Key, _Conversation] = {}
         self._waiting: deque[_Conversation] = deque()
         self._running: list[_Conversation] = []
         self._ready: list[Outcome] = []
-        self._spare: list[_Peer] = []  # processes without a conversation
+        self._spare: list[ConversationPeer] = []  # processes without a conversation
         self._last_begin = -math.inf  # time of a process's
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a conversation takes one
         with suppress(ValueError):
@@ -186,7 +173,7 @@ class EnvironmentPool(AbstractContextManager):
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._server = _Server(self._setup | {"control": theirs.fileno()}, self._environment)
+            self._server = EnvironmentServer(self._setup | {"control": theirs.fileno()}, self._environment)
         self._control.settimeout(BEGIN_S)
         while not self._server.ready:
             wait([self._server])
@@ -238,14 +225,14 @@ class EnvironmentPool(AbstractContextManager):
         calls = conversation.calls[len(conversation.answers) :]
         conversation.peer.assign(calls, [(*request, *values) for values in calls])
 
-    def _new_peer(self) -> "_Peer":
+    def _new_peer(self) -> ConversationPeer:
         if not self._server.alive():
             self._replace_server()
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
         with theirs, self._ending_a_stopped_server():
             socket.send_fds(self._control, [json.dumps(number).encode()], [theirs.fileno()])
-        return _Peer(ours, number, self._timeout_s)
+        return ConversationPeer(ours, number, self._timeout_s)
 
     @contextmanager
     def _ending_a_stopped_server(self) -> Iterator[None]:
@@ -303,56 +290,11 @@ class EnvironmentPool(AbstractContextManager):
                 self._spare.append(conversation.peer)
             conversation.peer = None
 
-    def _drop(self, peer: "_Peer | None") -> None:
+    def _drop(self, peer: ConversationPeer | None) -> None:
         if peer:
             peer.close()
             with self._ending_a_stopped_server():
                 self._control.send(json.dumps(peer.number).encode())
-
-
-class _Peer(Peer):
-    """Process of one conversation at a time.
-
-    process: its number, once it has begun.
-    """
-
-    def __init__(self, channel: socket.socket, number: int, timeout_s: float):
-        super().__init__(channel.fileno(), channel.fileno(), timeout_s, BEGIN_S)
-        self._channel, self.number = channel, number
-        self.process: int | None = None
-
-    def assign(self, calls: Sequence[Any], requests: Iterable[Sequence[Any]]) -> None:
-        """Hand out a request for each call; their time begins with the process."""
-        super().assign(calls, requests)
-        if self.process is None:
-            self.wait_on()
-
-    def wait_on(self) -> None:
-        """Wait for the process to begin."""
-        self._deadline = time.monotonic() + BEGIN_S
-
-    def kill(self) -> None:
-        """Kill the process, if it has begun, without the server."""
-        if self.process is not None:
-            kill(self.process)
-
-    def close(self) -> None:
-        self._channel.close()
-        self.exited = True
-
-    def _receive(self, message: Any) -> list[tuple[Any, Any]]:
-        if self.process is None and isinstance(message, int):
-            self.process = message
-            return []
-        return super()._receive(message)
-
-    def _reply(self, values: list[Any]) -> CallResult:
-        match values:
-            case [str() | float() | None as value, float(seconds), str() | None as failure]:
-                return CallResult(value, seconds, failure)
-            case [list(rewards), float(seconds), None] if {*map(type, rewards)} == {float}:
-                return CallResult(rewards, seconds)
-        raise ValueError
 
 
 @dataclass(eq=False)
@@ -365,7 +307,7 @@ class _Conversation:
     key: Key
     name: str
     stateful: bool
-    peer: _Peer | None = None
+    peer: ConversationPeer | None = None
     lost: bool = False
     requests: int = 0
     begins: int = 0
@@ -384,17 +326,3 @@ class _Conversation:
         if answer.failure or isinstance(answer.value, kinds):
             return answer
         return CallResult(None, answer.seconds, "its process gave no answer of the right kind")
-
-
-class _Server(WorkerProcess):
-    """Process that forks the processes of conversations."""
-
-    def __init__(self, setup: Mapping[str, Any], environment: Mapping[str, str]):
-        self.greeting: dict[str, tuple[bool, list[dict[str, Any]]]] = {}
-        super().__init__("mindrlhf.environments.worker", setup, setup["timeout_s"], environment, [setup["control"]])
-
-    def _greet(self, greeting: Any) -> None:
-        self.greeting = greeting
-
-    def _reply(self, values: list[Any]) -> Any:
-        raise ValueError

@@ -33,7 +33,9 @@ class Cache:
         dtype: str = "float32",
         packed: bool = False,
     ):
-        self.slots, self.size, self.packed = slots, size, packed
+        self.slots = slots
+        self.size = size
+        self.packed = packed
         shape = (slots, kv_heads, size, head_dim // 2 if packed else head_dim)
         dtype = "int32" if packed else dtype
         self.keys, self.values = (
@@ -73,7 +75,8 @@ class Admit(Graph):
 
     def __init__(self, cache: Cache, operators: Operators, longest: int):
         super().__init__("generate/admit", longest, cache.packed)
-        self.admit, self.longest = operators.admit, longest
+        self.admit = operators.admit
+        self.longest = longest
         # Parameters of this graph, which is why it can be kept in the cache of compiled graphs.
         self.caches = ParameterTuple([part for pair in zip(cache.keys, cache.values, strict=True) for part in pair])
 
@@ -99,7 +102,8 @@ class Decode(Graph):
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
         super().__init__("generate/decode", decoder.positions, decoder.operators.weights, cache.packed, sampler.rule)
-        self.decoder, self.sampler = decoder, sampler
+        self.decoder = decoder
+        self.sampler = sampler
         self.keys, self.values = cache.keys, cache.values
         self.fused = decoder.decodes_tokens and sampler.simple
         if self.fused:
@@ -128,7 +132,8 @@ class Decode(Graph):
         hidden = self.decoder.decode(ids, places, angles, self.keys, self.values)
         ban = (banned > 0).astype("float32")
         token, behaviour, policy = sampler(self.decoder.decode_logits(hidden), uniform.reshape((-1,)), ban, rules, seen)
-        given, nothing = context >= 0, ops.zeros_like(context).astype("float32")
+        given = context >= 0
+        nothing = ops.zeros_like(context).astype("float32")
         token = ops.select(given, context, token.reshape((-1, 1)))
         behaviour = ops.select(given, nothing, behaviour.reshape((-1, 1)))
         return token, behaviour, ops.select(given, nothing, policy.reshape((-1, 1)))
@@ -145,14 +150,25 @@ class EngineGraphs:
     def __init__(
         self, config: ModelConfig, decoder: Decoder, slots: int, size: int, max_prompt: int, stop_ids: Sequence[int]
     ):
-        self.vocabulary, self.slots, self.max_prompt = config.vocab_size, slots, max_prompt
+        self.vocabulary = config.vocab_size
+        self.slots = slots
+        self.max_prompt = max_prompt
         self.stop_ids = np.array(sorted(set(stop_ids)), np.int32)
-        sizes = config.num_layers, slots, decoder.kv_heads, size, config.head_dim
-        self.cache = Cache(*sizes, decoder.dtype, decoder.packs_cache)
-        self.prefill, self.admit = Prefill(decoder), Admit(self.cache, decoder.operators, max_prompt)
+        self.cache = Cache(
+            layers=config.num_layers,
+            slots=slots,
+            kv_heads=decoder.kv_heads,
+            size=size,
+            head_dim=config.head_dim,
+            dtype=decoder.dtype,
+            packed=decoder.packs_cache,
+        )
+        self.prefill = Prefill(decoder)
+        self.admit = Admit(self.cache, decoder.operators, max_prompt)
         self.admit_size = -(-slots // 8)
         self.decodes: dict[bool, Decode] = {}  # by use of the operator
-        self._decoder, self._drawn_ids = decoder, tuple(stop_ids)
+        self._decoder = decoder
+        self._drawn_ids = tuple(stop_ids)
         self._settings: list[SamplingSettings] = []  # of the graph for one token
         self._opened: dict[tuple[bytes, bool], bool] = {}
 

@@ -22,7 +22,9 @@ class Histories:
 
     def __init__(self, slots: int, enabled: bool):
         self._nothing = np.full((slots, SIZE if enabled else 1), -1, np.int32)
-        self._enabled, self._earlier, self._tokens = enabled, {}, 0
+        self._enabled = enabled
+        self._earlier = {}
+        self._tokens = 0
 
     def wanted(self, active: int) -> bool:
         """Test if a call with this many active slots makes drafts."""

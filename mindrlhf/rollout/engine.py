@@ -63,8 +63,13 @@ class Engine:
         decode_text: Callable[[Sequence[int]], str] | None = None,
     ):
         check_stop_strings(sampling.stop_strings, decode_text)
-        self.sampling, self.seed, self.slots, self.max_prompt = sampling, seed, slots, max_prompt
-        self.decode_text, self._limit, self._bucket = decode_text, sampling.max_new_tokens, length_bucket
+        self.sampling = sampling
+        self.seed = seed
+        self.slots = slots
+        self.max_prompt = max_prompt
+        self.decode_text = decode_text
+        self._limit = sampling.max_new_tokens
+        self._bucket = length_bucket
         size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
         self.graphs = EngineGraphs(config, decoder, slots, size, max_prompt, stop_ids)
         self.cache = self.graphs.cache
@@ -94,7 +99,9 @@ class Engine:
             self.statistics = Statistics()
             return []
         self._parts.collect()  # drops the times of an interrupted call
-        session, openings, reported = self.session(), [], 0
+        session = self.session()
+        openings = []
+        reported = 0
         if partner:
             with self._parts("partner"):
                 prompts, openings = begin(partner, prompts, num_generations, step)
@@ -108,7 +115,8 @@ class Engine:
         seconds = {f"{part}_s": spent for part, spent in self._parts.collect().items()}
         groups = [group for _, group in session.poll()]
         tokens = sum(int(rollout.sampled.sum()) for group in groups for rollout in group.rollouts)
-        self.statistics = Statistics(tokens, *map(int, session.counts), **seconds)
+        steps, drafted, accepted = map(int, session.counts)
+        self.statistics = Statistics(tokens=tokens, decode_steps=steps, drafted=drafted, accepted=accepted, **seconds)
         return groups
 
     def session(self) -> Session:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindrlhf import backend
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.open import Weights, check_token_ids, checkpoint_config, hf_folder, stop_ids
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.hub.models import local_model
 from mindrlhf.metrics.progress import Advance
 from mindrlhf.shapes import longest_position
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
@@ -39,10 +39,10 @@ LENGTH_BUCKET = 32
 class Generator:
     """Model with its tokenizer that answers prompts under one sampling rule.
 
-    model: HF directory or a hub's id, an adapter in PEFT's format, or a training checkpoint. tokenizer: the model's by
-    default. slots: most responses generated at once. seed: keys the random numbers, together with a prompt's id and a
-    response's index. device_target: `backend.default_device` by default. where: names the prompts in messages. adapter:
-    an adapter in PEFT's format, merged into the model.
+    model: HF directory, a hub's id, a GGUF file, an adapter in PEFT's format, or a training checkpoint. tokenizer: the
+    model's by default. slots: most responses generated at once. seed: keys the random numbers, together with a prompt's
+    id and a response's index. device_target: `backend.default_device` by default. where: names the prompts in messages.
+    adapter: an adapter in PEFT's format, merged into the model.
     Raises UserError for a directory that is not a model.
     """
 
@@ -62,9 +62,11 @@ class Generator:
         self.model = language_model(model)
         self.tokenizer = tokenizer or Tokenizer.from_path(hf_folder(model))
         self.sampling = sampling
-        self._slots, self._where = slots, where
+        self._slots = slots
+        self._where = where
         self._device = backend.find_device(device_target or backend.default_device())
-        self._weights, self._seed = Weights(model, self.model, seed, adapter), seed
+        self._weights = Weights(model, self.model, seed, adapter)
+        self._seed = seed
         self._parameters: dict | None = None
         self._engine: Engine | None = None
 
@@ -99,8 +101,17 @@ class Generator:
             self._parameters = self._parameters or self._weights.parameters()
             positions = longest_position(longest, self.sampling.max_new_tokens, LENGTH_BUCKET)
             decoder = Decoder(self.model, self._parameters, self._device.operators(), positions)
-            place = slots, longest, stop_ids(self.tokenizer, self.model), self._seed
-            self._engine = Engine(self.model, decoder, self.sampling, *place, LENGTH_BUCKET, self.tokenizer.decode)
+            self._engine = Engine(
+                self.model,
+                decoder,
+                self.sampling,
+                slots=slots,
+                max_prompt=longest,
+                stop_ids=stop_ids(self.tokenizer, self.model),
+                seed=self._seed,
+                length_bucket=LENGTH_BUCKET,
+                decode_text=self.tokenizer.decode,
+            )
         return self._engine
 
     def text(self, rollout: Rollout) -> str:

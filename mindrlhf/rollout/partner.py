@@ -75,7 +75,8 @@ class SharedPartner:
     """
 
     def __init__(self, partner: Partner | None, share: Callable[[Any], Any]):
-        self._partner, self._share = partner, share
+        self._partner = partner
+        self._share = share
         self.stop_strings: tuple[str, ...] = share(partner and partner.stop_strings)
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:

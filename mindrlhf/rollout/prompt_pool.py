@@ -17,7 +17,8 @@ class PromptPool:
     """
 
     def __init__(self, graphs: EngineGraphs, bucket: int):
-        self._graphs, self._bucket = graphs, bucket
+        self._graphs = graphs
+        self._bucket = bucket
         self._shapes: list[tuple[int, int]] = []  # of prefilled prompts: number, padded length
         self.prompts: list[Work] = []
         self._prefilled = ()

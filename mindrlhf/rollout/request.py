@@ -43,10 +43,13 @@ class Work:
     """
 
     def __init__(self, number: int, request: Request, operator: bool):
-        self.number, self.request, self.operator = number, request, operator
+        self.number = number
+        self.request = request
+        self.operator = operator
         self.rollouts: list[Rollout | None] = [None] * request.samples
         self.slots = [-1] * request.samples
-        self.placed, self.home = 0, -1
+        self.placed = 0
+        self.home = -1
 
     @property
     def answered(self) -> bool:

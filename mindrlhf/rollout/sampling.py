@@ -77,17 +77,22 @@ class Sampler(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
-        self.size, self.stack_ranks, self.reduce = shards.size, shards.stack, shards.reduce
+        self.size = shards.size
+        self.stack_ranks = shards.stack
+        self.reduce = shards.reduce
         self.first, self.end = shards.share(vocabulary)
         rules = np.stack([rule_of(one, vocabulary) for one in settings], 1)
         drawing = rules[:, rules[INVERSE] > 0]
-        self.draws, self.greedy = drawing.shape[1] > 0, drawing.shape[1] < len(settings)
+        self.draws = drawing.shape[1] > 0
+        self.greedy = drawing.shape[1] < len(settings)
         self.top_k = int(drawing[TOP_K].max(initial=0))
-        self.top_p, self.min_p = bool((drawing[TOP_P] < 1).any()), bool((drawing[LOG_MIN_P] > -np.inf).any())
+        self.top_p = bool((drawing[TOP_P] < 1).any())
+        self.min_p = bool((drawing[LOG_MIN_P] > -np.inf).any())
         self.penalises = bool((rules[PENALTY] != 1).any())
         self.bans_stop = any(one.min_new_tokens for one in settings)
         self.filters = bool(self.top_k or self.top_p or self.min_p)
-        self.all_plain, self.some_plain = bool(drawing[PLAIN].all()), bool(drawing[PLAIN].any())
+        self.all_plain = bool(drawing[PLAIN].all())
+        self.some_plain = bool(drawing[PLAIN].any())
         # A number that all slots share is a constant: a column would be repeated along the vocabulary.
         shared = rules[:, 0] if np.unique(rules[[INVERSE, PENALTY]], axis=1).shape[1] == 1 else None
         self.shares = shared is not None
@@ -161,7 +166,8 @@ class Sampler(nn.Cell):
         It searches among blocks first, then inside one. Returns the index in this rank's part of the vocabulary,
         int32[B], and float32[B], 1 if it is in that part.
         """
-        rows, blocks = weights.shape[0], weights.shape[1] // self.block
+        rows = weights.shape[0]
+        blocks = weights.shape[1] // self.block
         weights = weights.reshape((rows, blocks, self.block))
         sums = weights.sum(-1)
         if self.size > 1:
@@ -184,7 +190,9 @@ class Sampler(nn.Cell):
         total = weights.sum(-1)
         if self.size > 1:  # token ids are exact in float32, which has 24 bits for them
             numbers = self.reduce(ops.stack(((token + self.first).astype("float32") * own, weight * own, total)))
-            token, weight, total = numbers[0].astype("int32"), numbers[1], numbers[2]
+            token = numbers[0].astype("int32")
+            weight = numbers[1]
+            total = numbers[2]
         return token, -log_from_one(total / weight)
 
     def _most_probable(self, scores):
@@ -214,7 +222,8 @@ class Sampler(nn.Cell):
         ban_stop: float32[B], 1 while a slot may not stop. rules: float32[6, B], each slot's `rule_of`. seen: float32[B,
         V] (or [1, 1]), 1 at tokens that the slot already contains.
         """
-        inverse, penalty = self.inverse, self.penalty
+        inverse = self.inverse
+        penalty = self.penalty
         takes_largest = self._column(rules, INVERSE) == 0
         if not self.shares:
             own = self._column(rules, INVERSE)

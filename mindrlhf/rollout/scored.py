@@ -37,7 +37,10 @@ class Rollouts:
         run: Run,
         partner: Partner | None = None,
     ):
-        self._settings, self._rewards, self._run, self._partner = config.rollout, rewards, run, partner
+        self._settings = config.rollout
+        self._rewards = rewards
+        self._run = run
+        self._partner = partner
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         greedy = self._settings.model_copy(update={"temperature": 0.0})
         # No engine has more slots than a round has responses.

@@ -57,8 +57,12 @@ class User:
         decode: Callable[[Sequence[int]], str],
         most: int,
     ):
-        self._terminal, self._template, self._first, self._room = terminal, template, first, room
-        self._decode, self._most = decode, most
+        self._terminal = terminal
+        self._template = template
+        self._first = first
+        self._room = room
+        self._decode = decode
+        self._most = most
         self._turn: Sequence[int] = ()
         self._shown = self._length = 0
         self.unanswered: str | None = None
@@ -88,7 +92,8 @@ class User:
         if self._length + len(ids) >= self._room:
             self.unanswered = text
             return [OVER]
-        self._turn, self._shown = (), 0
+        self._turn = ()
+        self._shown = 0
         return [Reply(0, ids)]
 
     def rewards(self) -> EnvironmentRewards:
@@ -120,7 +125,8 @@ def converse(
     generator: its limit of new tokens applies to a conversation with its first message, so that one engine fits all
     conversations. opening: messages before the first, such as the system prompt. most: token limit of an answer.
     """
-    room, unanswered = generator.sampling.max_new_tokens, None
+    room = generator.sampling.max_new_tokens
+    unanswered = None
     for number in count():
         text = unanswered or terminal.ask()
         if terminal.closed:
@@ -128,14 +134,16 @@ def converse(
         if text is None:
             continue
         ids = template.prompt([*opening, {"role": "user", "content": text}])
-        prompt, first = ids[:1], ids[1:]
+        prompt = ids[:1]
+        first = ids[1:]
         if len(first) >= room:
             unanswered = None
             terminal.note(f"the message is too long: a conversation has room for {room:,} tokens")
             continue
         user = User(terminal, template, first, room, generator.decode, most)
         (group,) = generator.generate([Prompt(0, prompt)], 1, number, partner=user, listen=user.read)
-        unanswered, full = user.unanswered, group.rollouts[0].finish_reason == "length"
+        unanswered = user.unanswered
+        full = group.rollouts[0].finish_reason == "length"
         if full:
             user.end_line()
         if unanswered or full:

@@ -166,7 +166,8 @@ def test_a_scheduler_that_goes_is_noticed(job, monkeypatch):
 
 
 def hello(**changes) -> bytes:
-    first = {"format": FORMAT, "size": 2, "rank": None, "member": ["127.0.0.1", 1, "x", None]} | changes
+    member = {"address": "127.0.0.1", "port": 1, "secret": "x", "host": None}
+    first = {"format": FORMAT, "size": 2, "rank": None, "member": member} | changes
     return json.dumps(first).encode() + b"\n"
 
 

@@ -124,7 +124,7 @@ def test_a_server_that_never_begins_costs_calls_and_no_more(hostile, monkeypatch
     monkeypatch.setattr(pools, "BEGIN_S", 0.5)
     monkeypatch.setattr(pools, "MOST_BEGINS", 2)
     with pool_of(hostile, False) as pool:
-        monkeypatch.setattr(pools._Peer, "_receive", lambda self, message: [])
+        monkeypatch.setattr(pools.ConversationPeer, "_receive", lambda self, message: [])
         pool.reset((0,), "e", {})
         pool.collect(wait_for_one=True)
         call(pool, 0, "fine")

@@ -4,19 +4,25 @@ from mindrlhf.environments.pool import EnvironmentPool
 
 SOURCE = """
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from mindrlhf.environments.openenv import OpenEnvironment
+
+
+@dataclass
+class StepResult:
+    observation: object
+    reward: float | None = None
+    done: bool = False
 
 
 class Client:
     def reset(self):
         self.count = 0
-        return SimpleNamespace(observation="begin", reward=None, done=False)
+        return StepResult("begin")
 
     def step(self, action):
         self.count += 1
-        return SimpleNamespace(observation=[action, self.count], reward=self.count / 4, done=self.count == 3)
+        return StepResult([action, self.count], self.count / 4, self.count == 3)
 
 
 class Echo(OpenEnvironment):

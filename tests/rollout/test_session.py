@@ -109,7 +109,7 @@ def greedy(subject, prompt, limit):
     return ids[len(prompt.token_ids) :]
 
 
-@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("order", [1, 2, 4])
 def test_order_and_time_of_submission_do_not_matter(engine, requests, together, order):
     """Submitted one after another while others are being answered."""
     session, rng = engine.session(), np.random.default_rng(order)
@@ -173,6 +173,77 @@ def test_seed_stop_strings_and_conversations_of_one_request(engine, subject, req
         assert not rollout.sampled[: len(opening)].any()
         assert rollout.sampled.any()
     assert partner.heard[0]
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_cancelled_requests_leave_the_others_as_they_are(engine, requests, together, order):
+    """They are cancelled while they wait, half-way, or answered and not collected; most more than once."""
+    session, rng = engine.session(), np.random.default_rng(order)
+    waiting, places, gone, found, most = rng.permutation(len(requests)).tolist(), {}, set(), {}, 0
+    while waiting or session.busy:
+        if waiting and rng.random() < 0.7:
+            place = waiting.pop()
+            places[session.submit(requests[place])] = place
+        for number in rng.permutation(sorted(places.keys() - gone - found.keys()))[: rng.integers(0, 3)].tolist():
+            session.cancel(number)
+            session.cancel(number)
+            gone.add(number)
+            if most < 40:
+                most += 1
+                waiting.insert(0, places[number])
+        session.step()
+        if rng.random() < 0.5:
+            found |= dict(session.poll())
+    found |= dict(session.poll())
+    assert len(gone) > 10
+    assert sorted(found) == sorted(places.keys() - gone)
+    assert session.tokens == session.most
+    for number, group in found.items():
+        assert_same(group, together[places[number]])
+
+
+def test_a_cancelled_request_frees_its_slots_and_its_prompts(engine, requests, together):
+    """Each is half-way: more of them than slots, with responses that no slot holds yet."""
+    session = engine.session()
+    for place in (*range(len(requests)), *range(len(requests))):
+        number = session.submit(replace(requests[place], samples=7))
+        session.step()
+        assert session.busy
+        session.cancel(number)
+        assert not session.busy
+        assert session.poll() == []
+    assert session.tokens == session.most > 0
+    numbers = [session.submit(one) for one in requests]
+    found = answered(session)
+    for number, group in zip(numbers, together, strict=True):
+        assert_same(found[number], group)
+
+
+def test_the_reply_to_a_cancelled_request_is_dropped(engine, subject):
+    """Two conversations wait for the same partner, whose first reply is to the cancelled one."""
+
+    def conversations(cancelled):
+        session, partner = (
+            engine.session(),
+            ScriptedPartner(lazy=True, stop_strings=[chr(i) for i in range(48, 112, 3)]),
+        )
+        prompts, replies = partner.begin(subject.prompts[:2], 1, STEP)
+        numbers = [
+            session.submit(Request(prompt, settings(), 1, SEED, STEP, partner, row, [replies[row].token_ids]))
+            for row, prompt in enumerate(prompts)
+        ]
+        while not all(partner.heard.values()):
+            session.step()
+        if cancelled is not None:
+            session.cancel(numbers[cancelled])
+        return answered(session), numbers
+
+    whole, numbers = conversations(None)
+    assert len(whole) == 2
+    for cancelled, other in (numbers, numbers[::-1]):
+        found, _ = conversations(numbers.index(cancelled))
+        assert found.keys() == {other}
+        assert_same(found[other], whole[other])
 
 
 def test_what_no_slot_holds_is_refused(engine, subject):

@@ -66,7 +66,8 @@ class _OverGroup(nn.Cell):
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__()
         self.all_reduce = graph_all_reduce(collectives, group)
-        self.rank, self.size = group.index(collectives.world.rank), len(group)
+        self.rank = group.index(collectives.world.rank)
+        self.size = len(group)
 
 
 class CopyToGroup(_OverGroup):
@@ -106,7 +107,8 @@ class GatherRows(nn.Cell):
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__()
-        self.stack, self.scatter = StackOverGroup(collectives, group), ScatterRows(collectives, group)
+        self.stack = StackOverGroup(collectives, group)
+        self.scatter = ScatterRows(collectives, group)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.stack(x).reshape((-1, *x.shape[1:]))
@@ -149,8 +151,10 @@ class TensorParallel:
             return
         self.rank = tuple(group).index(collectives.world.rank)
         enter, leave = (GatherRows, ScatterRows) if sequence else (CopyToGroup, ReduceFromGroup)
-        self.enter, self.leave = enter(collectives, group), leave(collectives, group)
-        self.reduce, self.stack = ReduceFromGroup(collectives, group), StackOverGroup(collectives, group)
+        self.enter = enter(collectives, group)
+        self.leave = leave(collectives, group)
+        self.reduce = ReduceFromGroup(collectives, group)
+        self.stack = StackOverGroup(collectives, group)
 
     def share(self, length: int) -> tuple[int, int]:
         """Start and end of this rank's equal part of `length` items."""

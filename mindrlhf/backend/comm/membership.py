@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import asdict
 from typing import Any
 
 from mindrlhf.backend.comm.point_to_point import PeerGone, PeerSilent
@@ -32,7 +32,9 @@ class Membership:
     """
 
     def __init__(self, lines: "Lines", rank: int, silence_limit_s: float):
-        self._lines, self._rank, self._limit_s = lines, rank, silence_limit_s
+        self._lines = lines
+        self._rank = rank
+        self._limit_s = silence_limit_s
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
         self.phase = "start"
@@ -135,7 +137,7 @@ def join(
         address, port = server.getsockname()[:2]
         member = Member(address, port, secrets.token_hex(16), host)
         connection = _call_scheduler(deadline, size, start_limit_s)
-        hello = {"format": FORMAT, "size": size, "rank": rank, "member": astuple(member)}
+        hello = {"format": FORMAT, "size": size, "rank": rank, "member": asdict(member)}
         # The scheduler gives up by itself, and says who is missing: this rank waits a little longer.
         patience_s = max(0.0, deadline - time.monotonic()) + HELLO_S
         try:
@@ -145,7 +147,7 @@ def join(
             raise UserError(_absent(size, start_limit_s, f"the scheduler gives no answer: {error}")) from error
         if "refused" in answer:
             raise UserError(f"{_own_name()} cannot join the job: {answer['refused']}")
-        members = [Member(*one) for one in answer["members"]]
+        members = [Member(**one) for one in answer["members"]]
         channels = connect_channels(answer["rank"], members, server)
     return answer["rank"], members, channels, Membership(lines, answer["rank"], silence_limit_s)
 

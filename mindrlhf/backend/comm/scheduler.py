@@ -19,13 +19,13 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mindrlhf.backend.comm.tcp import Member, keep_alive
 from mindrlhf.errors import UserError
 
-FORMAT = "mindrlhf-1"
+FORMAT = "mindrlhf-2"
 TICK_S = 1.0
 HELLO_S = 5.0  # for a caller's first line
 FAREWELL_S = 15.0  # after a failure, for the ranks to print their sentences
@@ -157,14 +157,21 @@ class Scheduler:
         """
         if hello["format"] != FORMAT:
             raise ValueError("another program")
-        wanted, size = hello["rank"], int(hello["size"])
-        address, port, secret, host = hello["member"]
+        wanted = hello["rank"]
+        size = int(hello["size"])
+        member = hello["member"]
+        host = member["host"]
         problem = self._objection(wanted if wanted is None else int(wanted), size)
         if problem:
             self._send(caller, {"refused": problem})
             return
         caller.wanted = wanted
-        caller.member = Member(str(address), int(port), str(secret), None if host is None else str(host))
+        caller.member = Member(
+            address=str(member["address"]),
+            port=int(member["port"]),
+            secret=str(member["secret"]),
+            host=None if host is None else str(host),
+        )
         if len(self._greeted()) == self.size:
             self._introduce()
 
@@ -191,7 +198,7 @@ class Scheduler:
         for caller in greeted:
             caller.rank = next(free) if caller.wanted is None else caller.wanted
         self._ranks = sorted(greeted, key=lambda one: one.rank)
-        members = [astuple(one.member) for one in self._ranks]
+        members = [asdict(one.member) for one in self._ranks]
         for caller in self._ranks:
             self._send(caller, {"rank": caller.rank, "members": members})
 

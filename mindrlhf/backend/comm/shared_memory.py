@@ -35,11 +35,13 @@ def share_memory(world, group: tuple[int, ...]) -> bool:
     """
     if not world.hosts or len({world.hosts[rank] for rank in group}) > 1:
         return False
-    collectives, path = Collectives(world), library().path
+    collectives = Collectives(world)
+    path = library().path
     native = ctypes.CDLL(str(path)) if path else None
     file = _new_file(native, len(group)) if path and world.rank == group[0] else None
     told = collectives.all_gather_object((path, os.getpid(), file), group)
-    same_library, (_, process, first_file) = len({one[0] for one in told}) == 1, told[0]
+    same_library = len({one[0] for one in told}) == 1
+    _, process, first_file = told[0]
     joined = same_library and first_file is not None and _join(native, group, world.rank, process, first_file)
     all_joined = all(collectives.all_gather_object(joined, group))
     if file is not None:

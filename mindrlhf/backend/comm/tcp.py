@@ -15,12 +15,9 @@ from itertools import chain
 
 import numpy as np
 
+from mindrlhf.backend.comm.patience import MESSAGE_LIMIT_S
 from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, bytes_of
 from mindrlhf.errors import UserError
-
-# A wait for a message gives up after this time: a rank may compile, score or save for long, but none waits for ever.
-MESSAGE_LIMIT_S = 7200
-RANK_TIMEOUT_S = 600.0  # limit for a rank that stands still: the default of `trainer.rank_timeout_s`
 
 _LENGTH = struct.Struct("!q")
 _HELLO = struct.Struct("!iB32s")  # the caller's rank, the channel, and the secret of the rank that is called
@@ -52,7 +49,8 @@ class SocketPeers:
 
     def send(self, array: np.ndarray, to: int) -> None:
         """Send like `Peers.send`; a thread sends the part that would block."""
-        rest, before = memoryview(b"".join(_message(np.ascontiguousarray(array)))), self._sending.get(to)
+        rest = memoryview(b"".join(_message(np.ascontiguousarray(array))))
+        before = self._sending.get(to)
         if before is None or before.done():
             try:
                 with suppress(BlockingIOError):
@@ -96,7 +94,8 @@ def _message(array: np.ndarray) -> list[memoryview]:
 
 def _receive(into: np.ndarray, connection: socket.socket, source: int | str) -> np.ndarray:
     """Fill an array with the next message; raises RuntimeError if its length differs."""
-    content, length = bytes_of(into), bytearray(_LENGTH.size)
+    content = bytes_of(into)
+    length = bytearray(_LENGTH.size)
     _fill(memoryview(length), connection, source)
     if _LENGTH.unpack(length)[0] != into.nbytes:
         raise RuntimeError(

@@ -42,7 +42,8 @@ class Graph(nn.Cell):
 
     def __init__(self, name: str, *constants: Constant):
         super().__init__(auto_prefix=False)
-        self.name, self.constants = name, constants
+        self.name = name
+        self.constants = constants
         self._known_phases: dict[tuple, str] = {}
         Graph.waiting.add(self)
 
@@ -98,7 +99,8 @@ def announced(announce: Callable[[int, int, float], None]) -> Iterator[None]:
     announce(number, known, seconds): the graph is the `number`-th of `known` graphs in the body, and all graphs before
     it took `seconds`. `known` grows when graphs get inputs of new shapes.
     """
-    Graph.announce, Graph.compiled = announce, 0
+    Graph.announce = announce
+    Graph.compiled = 0
     try:
         yield
     finally:

@@ -52,7 +52,10 @@ class GraphCache:
     _opened = 0  # how often this process has opened MindSpore's cache, which numbers its files by it
 
     def __init__(self, folder: Path, rank: int, settings: Callable[[str], str] = str, limit: int = LIMIT_BYTES):
-        self._folder, self._rank, self._settings, self._limit = private_folder(Path(folder)), rank, settings, limit
+        self._folder = private_folder(Path(folder))
+        self._rank = rank
+        self._settings = settings
+        self._limit = limit
         self._compiled: WeakKeyDictionary[nn.Cell, set[tuple]] = WeakKeyDictionary()
         self.loaded = self.stored = self.left_out = 0
         # Otherwise MindSpore compares the main script's sources with the first run's, and checks no other sources.

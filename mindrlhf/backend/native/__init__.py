@@ -15,10 +15,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindrlhf.backend.comm.patience import MESSAGE_LIMIT_S
 from mindrlhf.files.user_cache import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")  # includes the headers in its folder
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+FLAGS = (
+    *("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared"),
+    f"-DMESSAGE_LIMIT_S={MESSAGE_LIMIT_S}",
+)
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,10 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
   library_gemm<Number>(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-// With AVX2, oneDNN processes 6 rows at a time and halves a large number of rows; the remaining rows may get different last
-// bits. Measured: no row does if a product has a multiple of `kEvenRows` rows, up to `kMostRows`.
-const int64_t kEvenRows = kRegister == kLanes ? 1 : 12, kMostRows = 144;
+// The last bits of a row depend on the number of rows that oneDNN gets. Measured: they do not with AVX2, which processes 6
+// rows at a time, if a product has a multiple of 12 rows up to 144; nor with AVX-512 from 16 rows on, up to 192.
+const bool kWide = kRegister == kLanes;
+const int64_t kEvenRows = kWide ? 1 : 12, kLeastRows = kWide ? 16 : 12, kMostRows = kWide ? 192 : 144;
 
 // Computes c [m, n] = alpha * a op(b) + beta * c. The bits of a row do not depend on its place among the rows.
 template <typename Number>
@@ -55,8 +56,7 @@ void gemm_rows(char b_op, int64_t m, int64_t n, int64_t k, float alpha, const Nu
   auto product = [&](int64_t rows, const Number *x, int64_t ldx, float *y, int64_t ldy) {
     gemm('N', b_op, rows, n, k, alpha, x, ldx, b, ldb, beta, y, ldy);
   };
-  if (kEvenRows == 1) return product(m, a, lda, c, ldc);
-  while (m >= kEvenRows) {
+  while (m >= kLeastRows) {
     const int64_t rows = std::min(m, kMostRows) / kEvenRows * kEvenRows;
     product(rows, a, lda, c, ldc);
     m -= rows, a += rows * lda, c += rows * ldc;
@@ -64,13 +64,13 @@ void gemm_rows(char b_op, int64_t m, int64_t n, int64_t k, float alpha, const Nu
   if (m <= 0) return;
   thread_local std::vector<Number> inputs;
   thread_local std::vector<float> outputs;
-  inputs.assign(kEvenRows * k, Number{});
-  outputs.assign(kEvenRows * n, 0.0f);
+  inputs.assign(kLeastRows * k, Number{});
+  outputs.assign(kLeastRows * n, 0.0f);
   for (int64_t i = 0; i < m; ++i) {
     std::copy_n(a + i * lda, k, inputs.data() + i * k);
     std::copy_n(c + i * ldc, n, outputs.data() + i * n);
   }
-  product(kEvenRows, inputs.data(), k, outputs.data(), n);
+  product(kLeastRows, inputs.data(), k, outputs.data(), n);
   for (int64_t i = 0; i < m; ++i) std::copy_n(outputs.data() + i * n, n, c + i * ldc);
 }
 
@@ -84,7 +84,7 @@ const int64_t kGradientColumns = std::is_same_v<Number, float> ? 128 : 384;  // 
 const int64_t kLayerRows = 96;  // most rows per piece that goes through several products
 template <typename Number>  // most rows per piece of a pair: packing a weight takes a larger part of a faster product's time
 const int64_t kPairRows = std::is_same_v<Number, float> ? 144 : 320;
-const int64_t kLeastPair = 32;  // fewest rows of a pair: a product of under 16 rows has different last bits
+const int64_t kLeastPair = 32;  // fewest rows of a pair: with fewer, `gemm_rows` adds rows
 
 // Returns the size that cuts `rows` into an even number of about equal pieces, so that two at a time end together.
 template <typename Number>

@@ -109,7 +109,8 @@ class NativeOperators(Operators):
     fused = True
 
     def __init__(self, path: str, dtype: str = "float32", weights: str = "float32", packs_cache: bool = False):
-        self.weights, self.packs_cache = weights, packs_cache
+        self.weights = weights
+        self.packs_cache = packs_cache
         variants = names.entry_points()
 
         def opened(entry: EntryPoint) -> ops.Custom:
@@ -119,7 +120,8 @@ class NativeOperators(Operators):
             return ops.Custom(where, out_shape=entry.shapes, out_dtype=entry.dtypes, func_type="aot")
 
         custom = {entry.name: opened(entry) for entries in DECLARED.values() for entry in entries}
-        self.linear, self.decode_logits = custom["linear"], custom["decode_logits"]
+        self.linear = custom["linear"]
+        self.decode_logits = custom["decode_logits"]
         self.token_log_probs = custom["token_log_probs"]
         self.token_log_probs_gradient = custom["token_log_probs_gradient"]
         self._rms_norm = _RmsNorm(custom["rms_norm"], custom["rms_norm_gradient"])
@@ -130,8 +132,10 @@ class NativeOperators(Operators):
         }
         self._decode_attention = custom["decode_attention_half"]
         self._decode_feed_forward = custom["decode_feed_forward_half"]
-        self._tokens, self._admit = custom["decode_tokens"], custom["admit"]
-        self._squared_norm, self._adamw = custom["squared_norm"], custom["adamw"]
+        self._tokens = custom["decode_tokens"]
+        self._admit = custom["admit"]
+        self._squared_norm = custom["squared_norm"]
+        self._adamw = custom["adamw"]
         self._shared_sum = custom["shared_sum"]
         # Without it, independent sums would run in any order, and ranks that begin different sums would wait forever.
         self._shared_sum.add_prim_attr("side_effect_io", True)
@@ -207,7 +211,8 @@ def update_layout(rows, decays):
 class _RmsNorm(nn.Cell):
     def __init__(self, forward, gradient):
         super().__init__(auto_prefix=False)
-        self.forward, self.gradient = forward, gradient
+        self.forward = forward
+        self.gradient = gradient
 
     def construct(self, x, weight, eps):
         return self.forward(x, weight, eps)
@@ -222,7 +227,8 @@ class _SharedSum(nn.Cell):
 
     def __init__(self, operator, group):
         super().__init__(auto_prefix=False)
-        self.operator, self.group = operator, Tensor(np.array(group, np.int32))
+        self.operator = operator
+        self.group = Tensor(np.array(group, np.int32))
 
     def construct(self, x):
         return self.operator(x, self.group)
@@ -244,7 +250,9 @@ class _Half(nn.Cell):
 
     def __init__(self, forward, gradient, kept: slice, recompute: bool):
         super().__init__(auto_prefix=False)
-        self.forward, self.gradient, self.recompute = forward, gradient, recompute
+        self.forward = forward
+        self.gradient = gradient
+        self.recompute = recompute
         self.first_kept, self.end_kept = kept.start, kept.stop
 
     def construct(self, x, places, weights, buffers, trigger):

@@ -105,7 +105,7 @@ class SharedGroup {
   }
 
   static const int kLook = 1 << 10;
-  static const int kNap = 60, kPatience = 7200;  // seconds; as `MESSAGE_LIMIT_S` in comm/tcp.py
+  static const int kNap = 60, kPatience = MESSAGE_LIMIT_S;  // seconds
 
   const int own_;
   Told *const told_;

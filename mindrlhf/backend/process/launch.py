@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from mindrlhf import units
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.membership import Membership, join
+from mindrlhf.backend.comm.patience import MESSAGE_LIMIT_S, RANK_TIMEOUT_S
 from mindrlhf.backend.comm.point_to_point import PeerGone
 from mindrlhf.backend.comm.scheduler import run_scheduler
 from mindrlhf.backend.comm.shared_memory import host
-from mindrlhf.backend.comm.tcp import MESSAGE_LIMIT_S, NO_CHANNELS, RANK_TIMEOUT_S, Channels
+from mindrlhf.backend.comm.tcp import NO_CHANNELS, Channels
 from mindrlhf.backend.device import SOCKETS, Device, DeviceOptions
 from mindrlhf.backend.devices import find_device
 from mindrlhf.backend.process.msrun import find_msrun
@@ -206,7 +207,7 @@ def _meet(backend: str) -> None:
     """Meet the other processes; raises UserError if some are missing after MS_TOPO_TIMEOUT."""
     from mindspore import communication
 
-    limit = f"{start_limit_s():g}"
+    limit = f"{start_limit_s():g}"  # also sets it for MindSpore
     try:
         communication.init(backend)
     except RuntimeError as error:
@@ -239,9 +240,11 @@ def _choose_threads(size: int, started_by_msrun: bool) -> None:
     # value is in the environment that msrun itself was started with. Once msrun has gone, 1 counts as unset.
     msrun = find_msrun()
     if not started_by_msrun:
-        wanted, workers = "OMP_NUM_THREADS" in os.environ, 1
+        wanted = "OMP_NUM_THREADS" in os.environ
+        workers = 1
     elif msrun is None:
-        wanted, workers = os.environ.get("OMP_NUM_THREADS", "1") != "1", size
+        wanted = os.environ.get("OMP_NUM_THREADS", "1") != "1"
+        workers = size
     else:
         # msrun may have bound each worker to its own cores. It exports the number of workers on all hosts; the number
         # on this host is in its command line.

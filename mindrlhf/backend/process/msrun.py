@@ -31,7 +31,9 @@ def find_msrun() -> Msrun | None:
         return None
     try:
         parent = psutil.Process(os.getppid())
-        command, cores, environment = parent.cmdline(), frozenset(parent.cpu_affinity()), parent.environ()
+        command = parent.cmdline()
+        cores = frozenset(parent.cpu_affinity())
+        environment = parent.environ()
     except psutil.Error:  # gone; or the parent is now another process, whose environment is not readable
         return None
     if not any(part in _NAMES or Path(part).name in _NAMES for part in command):

@@ -16,11 +16,14 @@ def roll_call(collectives: Collectives, give_up: Callable[[BaseException], None]
     give_up: called, from another thread, with a UserError when a rank has not answered for `limit_s`; it should end the
     process, because waiting for a message cannot be cancelled.
     """
-    world, start = collectives.world, time.monotonic()
+    world = collectives.world
+    start = time.monotonic()
     first, *others = collectives.ranks
     if not others:
         return 0.0
-    peers, word, is_first = collectives.peers(), np.zeros(1, np.int8), world.rank == first
+    peers = collectives.peers()
+    word = np.zeros(1, np.int8)
+    is_first = world.rank == first
     for other in others if is_first else (first,):
         if not is_first:
             peers.send(word, first)

@@ -19,7 +19,8 @@ from mindrlhf.files.trees import exceeds, remove_tree
 SETTING = "MINDRLHF_SANDBOX"  # variable with the value of rollout.sandbox
 REQUIRED = "required"
 BEST_EFFORT = "best_effort"
-OUTPUT_BYTES, PIPE_BYTES = 1 << 24, 1 << 16
+OUTPUT_BYTES = 1 << 24
+PIPE_BYTES = 1 << 16
 LOOK_S = 0.05  # between looks at the folder's size
 CPU_S = 60.0  # of the processor, for a caller without a time limit
 _PROGRAM = (

@@ -28,7 +28,8 @@ READABLE = (*LIBRARIES, "/etc/ld.so.cache", "/etc/localtime")
 # Landlock: rights to files by version, rights to read, to read and write, and TCP and processes of version 4 and 6.
 FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
 READ, READ_FOLDER, WRITE = 1 << 2, 1 << 3, 1 << 1
-TCP, OTHER_PROCESSES = 3, 3
+TCP = 3
+OTHER_PROCESSES = 3
 
 NEW_MOUNTS, NEW_USERS = 0x20000, 0x10000000  # of unshare
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18  # of mount
@@ -178,7 +179,8 @@ def _filter() -> bytes:
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     kill, allow = instruction(give, 0x80000000), instruction(give, 0x7FFF0000)
     refuse, absent = (instruction(give, 0x00050000 | error) for error in (errno.EPERM, errno.ENOSYS))
-    machine, number = instruction(load, 4), instruction(load, 0)
+    machine = instruction(load, 4)
+    number = instruction(load, 0)
     own = os.getpid()
     only = {
         **dict.fromkeys(("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), (0, (own,))),
