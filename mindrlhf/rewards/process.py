@@ -51,10 +51,9 @@ class RewardProcess(WorkerProcess):
         self.assign(calls, [self._request(call, samples, steps) for call in calls])
 
     def _request(self, call: Call, samples: Sequence[Sample], steps: Steps) -> tuple[Any, ...]:
-        own: list[Sequence[Any]] = [samples[place][:3] for place in call.samples]
-        if self.takes_ids[call.function]:
-            own = [(*one, *map(listed, samples[place][3:])) for place, one in zip(call.samples, own, strict=True)]
-        return (call.function, own, steps) if self.takes_batch[call.function] else (call.function, *own[0])
+        takes_ids = self.takes_ids[call.function]
+        own = [_message(samples[place], takes_ids) for place in call.samples]
+        return (call.function, own, steps) if self.takes_batch[call.function] else (call.function, own[0])
 
     def _greet(self, greeting: Any) -> None:
         if not isinstance(greeting, list) or len(greeting) != self._functions:
@@ -72,6 +71,14 @@ class RewardProcess(WorkerProcess):
             case [_, _, _, _]:
                 return [_checked(values)]
         raise ValueError
+
+
+def _message(sample: Sample, with_ids: bool) -> dict[str, Any]:
+    """Name the values of a sample that its function takes."""
+    values: dict[str, Any] = {"prompt": sample.prompt, "completion": sample.completion, "fields": sample.fields}
+    if with_ids:
+        values |= {"prompt_ids": listed(sample.prompt_ids), "completion_ids": listed(sample.completion_ids)}
+    return values
 
 
 def _checked(values: list[Any]) -> Reply:
