@@ -20,6 +20,7 @@ REQUIRES = [
     "math-verify>=0.9,<0.10",  # rewards change when its parser does
     "sympy>=1.13",  # what math-verify computes with, and the math reward limits
     "sentencepiece>=0.2",  # `tokenizer.model` files
+    "gguf>=0.17,<0.20",  # blocks and types of GGUF files; its writer's methods have changed between minor versions
     "pydantic>=2.11,<3",  # settings
     "PyYAML>=6.0.1",
     "regex>=2024.11",  # patterns of adapters, with a limit of time

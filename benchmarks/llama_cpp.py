@@ -43,21 +43,6 @@ class Load(NamedTuple):
     threads: int = THREADS
 
 
-OUTER = {
-    "token_embd.weight": "model.tok_embeddings.embedding_weight",
-    "output_norm.weight": "model.norm_out.weight",
-}
-LAYER = {
-    "attn_norm.weight": "attention_norm.weight",
-    "ffn_norm.weight": "ffn_norm.weight",
-    **{f"attn_{letter}.{kind}": f"attention.w{letter}.{kind}" for letter in "qkv" for kind in ("weight", "bias")},
-    "attn_output.weight": "attention.wo.weight",
-    "ffn_gate.weight": "feed_forward.w1.weight",
-    "ffn_up.weight": "feed_forward.w3.weight",
-    "ffn_down.weight": "feed_forward.w2.weight",
-}
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, help="folder of the build, the models and the results")
@@ -109,10 +94,11 @@ def build(cache: Path) -> Path:
     return folder / "bin"
 
 
-def names(layers: int) -> dict[str, str]:
+def names(model) -> dict[str, str]:
     """Map GGUF's name of each parameter to ours."""
-    named = {f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}" for i in range(layers) for theirs, ours in LAYER.items()}
-    return OUTER | named
+    from mindrlhf.checkpoint.gguf.names import named_rows
+
+    return {name: spec.name for name, spec in named_rows(model, "the model").items()}
 
 
 def model_file(cache: Path, dtype: str) -> Path:
@@ -124,7 +110,6 @@ def model_file(cache: Path, dtype: str) -> Path:
         convert = (build(cache) / "llama-quantize", model_file(cache, "float32"), file, TYPES[dtype])
         subprocess.run(tuple(map(str, convert)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return file
-    sys.path.insert(0, str(source(cache) / "gguf-py"))
     import gguf
 
     from mindrlhf import backend
@@ -143,7 +128,7 @@ def model_file(cache: Path, dtype: str) -> Path:
     writer.add_layer_norm_rms_eps(model.rms_norm_eps)
     writer.add_vocab_size(model.vocab_size)
     writer.add_tokenizer_model("none")
-    for theirs, ours in names(model.num_layers).items():
+    for theirs, ours in names(model).items():
         writer.add_tensor(theirs, backend.read(parameters[ours]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -184,7 +169,6 @@ def measure_ours(cache: Path, load: Load) -> dict[str, float]:
 
     With packed weights, prompts are prefilled in bfloat16 if the processor has fast bfloat16 products.
     """
-    sys.path.insert(0, str(source(cache) / "gguf-py"))
     import gguf
     import numpy as np
 
@@ -201,7 +185,7 @@ def measure_ours(cache: Path, load: Load) -> dict[str, float]:
     launch("CPU")
     model = qwen()
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(model_file(cache, "float32")).tensors}
-    known = {name: tensors[stored] for stored, name in names(model.num_layers).items()}
+    known = {name: tensors[stored] for stored, name in names(model).items()}
     parameters = build_parameters(parameter_table(model), lambda spec: np.array(known[spec.name]))
     float32 = load.dtype == "float32"
     products = "float32" if float32 else CPU.product_dtype("auto")

@@ -22,6 +22,7 @@ from mindrlhf.backend.cpu import CPU
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
 TRIES = 3
@@ -46,9 +47,9 @@ def best(work: Callable[[], object]) -> float:
 
 def rewards_s() -> float:
     """Measure seconds of scoring 512 responses; the scoring process is already running."""
-    samples = [("question " * 20, "so 3+4=7 " * 20 + "#### 7", {"ground_truth": "7"}) for _ in range(512)]
+    sample = Sample("question " * 20, "so 3+4=7 " * 20 + "#### 7", {"ground_truth": "7"})
     with RewardRunner(RewardSettings(functions=[{"name": "gsm8k"}])) as runner:
-        return best(lambda: runner.score(samples))
+        return best(lambda: runner.score([sample] * 512))
 
 
 def numpy_gflop_s() -> float:

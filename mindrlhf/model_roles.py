@@ -14,8 +14,12 @@ from mindrlhf.files.naming import MODEL_FOLDER
 from mindrlhf.models.parameters import ParameterSpec
 
 # Memory groups of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
-SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
-SHARED_BASE, TRAIN_BASE, INFER_BASE = "shared_base_weights", "train_base_weights", "infer_base_weights"
+SHARED = "shared_weights"
+TRAIN = "train_weights"
+INFER = "infer_weights"
+SHARED_BASE = "shared_base_weights"
+TRAIN_BASE = "train_base_weights"
+INFER_BASE = "infer_base_weights"
 POLICY_GROUPS = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, INFER_BASE)}  # by whether they train
 
 

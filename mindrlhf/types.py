@@ -75,6 +75,15 @@ class Rollout:
         """Number of turns that the policy drew, one that the limit cut off included."""
         return int(np.count_nonzero(np.diff(self.sampled.astype(np.int8), prepend=0) > 0))
 
+    @property
+    def num_turns(self) -> int:
+        """Number of turns as verl counts them.
+
+        These are the prompt, the policy's, and answers to them. A conversation ends with a turn of the policy, so it
+        has two for each of these; an answer that the limit cut off is not counted.
+        """
+        return 2 * self.drawn_turns
+
 
 @dataclass(frozen=True, eq=False)
 class RolloutGroup:

@@ -30,10 +30,19 @@ hypothesis.settings.load_profile("project")
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Rooms whose tests compile graphs, train, or run whole commands; all others are marked `fast`.
+# Rooms whose tests compile graphs, train, or run whole commands; tests of others are marked `fast`.
 COMPILING = {
     *("backend", "models", "parallel", "rollout", "training", "trainer", "memory", "commands", "docs", "examples"),
     *("benchmarks", "scripts", "hostile", "judging"),
+}
+
+# Files of other rooms that train, download, or wait for processes: 7 s of a processor or more, or a second a test.
+LONG = {
+    *("hub/test_download.py", "data/test_chat.py", "data/test_turn_ids.py", "rewards/test_reward_runner.py"),
+    *("api/test_grpo_trainer.py", "api/test_sft_trainer.py", "api/test_program_tools.py", "api/test_after_training.py"),
+    *("algorithms/test_advantages.py", "algorithms/test_policy_losses.py", "configs/test_choices.py"),
+    *("checkpoint/test_resume.py", "checkpoint/test_store.py", "roles/test_adapted_parts.py", "test_phases.py"),
+    *("environments/test_environment_pool.py", "environments/test_hurting_tools.py", "run/test_stop_signals.py"),
 }
 
 
@@ -52,8 +61,9 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        room = item.path.relative_to(ROOT / "tests").parts[0]
-        if room not in COMPILING and not {"slow", "msrun"}.intersection(item.keywords):
+        file = item.path.relative_to(ROOT / "tests")
+        long = file.parts[0] in COMPILING or str(file) in LONG
+        if not long and not {"slow", "msrun"}.intersection(item.keywords):
             item.add_marker("fast")
     if config.getoption("--slow"):
         return

@@ -84,7 +84,8 @@ def _masked(formula: Callable) -> Callable:
     def losses(log_probs, old_log_probs, advantages, mask, *selected):
         valid = mask > 0
         log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-        log_probs, advantages = ops.where(valid, log_probs, 0.0), ops.where(valid, advantages, 0.0)
+        log_probs = ops.where(valid, log_probs, 0.0)
+        advantages = ops.where(valid, advantages, 0.0)
         losses, conditions = formula(log_probs, log_ratio, advantages, mask, *selected)
         metrics = {name: ops.where(condition, mask, 0.0) for name, condition in conditions.items()}
         metrics["policy_kl"] = -log_ratio

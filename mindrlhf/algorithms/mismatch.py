@@ -24,7 +24,8 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
     """
     sums = np.zeros(len(SUMS))
     for train, rollout in zip(log_probs, rollout_log_probs, strict=True):
-        train, rollout = np.asarray(train, np.float64), np.asarray(rollout, np.float64)
+        train = np.asarray(train, np.float64)
+        rollout = np.asarray(rollout, np.float64)
         if train.size:
             log_ratio = _clamp(train - rollout)
             weight = np.exp(log_ratio)
@@ -49,7 +50,8 @@ def mismatch_figures(sums: np.ndarray) -> dict[str, float]:
     weights, and (sum w)**2 / (n * sum w**2), 1 at best.
     """
     total = dict(zip(SUMS, sums.tolist(), strict=True))
-    tokens, rows = total["tokens"], total["rows"]
+    tokens = total["tokens"]
+    rows = total["rows"]
     if not tokens:
         return {}
     return {

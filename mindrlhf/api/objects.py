@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.backend.process.launch import is_first_process
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.peft_config import lora_settings
 from mindrlhf.data.source import is_source, read_source
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
-from mindrlhf.hub.models import local_model
 
 TEXT = "text"  # column of whole texts for fine-tuning
 OWN = "python"  # place of the program's own functions in `place:function`
@@ -44,9 +44,9 @@ def text_rows(dataset: Any, name: str, field: str, formatting_func: Callable[[An
     """
     if dataset is None or (formatting_func is None and field == TEXT):
         return dataset
-    what = "formatting_func" if formatting_func else f"dataset_text_field={field!r}"
     rows = rows_of(dataset, name)
     if isinstance(rows, str):
+        what = "formatting_func" if formatting_func else f"dataset_text_field={field!r}"
         raise UserError(f"{name}: {what} needs rows, and {rows} is a file; read it with datasets.load_dataset first.")
     texts: list[dict[str, Any]] = []
     for number, row in enumerate(rows or ()):

@@ -17,6 +17,7 @@ from mindrlhf.api.callbacks import Callbacks, TrainerState
 from mindrlhf.api.config import Config, Resolved
 from mindrlhf.api.objects import adapter_settings, model_path, number_of_rows, rows_of, tokenizer_path
 from mindrlhf.backend.process.launch import is_first_process, started_workers
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.configs.run import HELD_OUT as MEASURED
@@ -25,7 +26,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.naming import ADAPTER_FOLDER, MODEL_FOLDER, step_files
 from mindrlhf.files.standard_streams import guard_streams
-from mindrlhf.hub.models import local_model
 from mindrlhf.job import Job, Objects
 from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.trl.names import with_trl_names
@@ -315,7 +315,8 @@ class Trainer(AfterTraining, ABC):
         """Report a step to callbacks; every: steps from one log to the next."""
         state = self.state
         logs = self._named({"step": record.step, **record.metrics})
-        state.max_steps, state.epoch = record.total, record.metrics.get("training/epoch", state.epoch)
+        state.max_steps = record.total
+        state.epoch = record.metrics.get("training/epoch", state.epoch)
         if record.step > 0:
             state.global_step = record.step
             if self.loss in logs:  # a resumed run repeats the steps after its checkpoint

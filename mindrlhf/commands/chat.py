@@ -83,11 +83,11 @@ def run(args: argparse.Namespace) -> None:
 def _chat(args: argparse.Namespace, terminal: StandardStreams) -> None:
     # These import NumPy, whose threads must not take Ctrl-C.
     from mindrlhf.backend.process.launch import launch
+    from mindrlhf.checkpoint.local import local_models
     from mindrlhf.checkpoint.open import open_tokenizer
     from mindrlhf.commands.generation import check_generation, open_generator
     from mindrlhf.configs.grpo import SamplingSettings
     from mindrlhf.configs.loading import load_settings
-    from mindrlhf.hub.models import local_models
     from mindrlhf.metrics.progress import CompileLines
     from mindrlhf.rollout.generator import language_model
     from mindrlhf.rollout.user import converse

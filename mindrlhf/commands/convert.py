@@ -1,6 +1,7 @@
-"""`mindrlhf convert`: weights from Hugging Face to MindSpore files and back.
+"""`mindrlhf convert`: Hugging Face folders, MindSpore files and GGUF files.
 
-The MindSpore files have MindFormers names.
+Folders become MindSpore files, these become folders again, and GGUF files become folders. The MindSpore files have
+MindFormers names.
 """
 
 import argparse
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from mindrlhf.checkpoint.adapted import base_path
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config, save_hf
+from mindrlhf.checkpoint.local import gguf_file, local_model
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.stored_tensor import StoredDtype
 from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_weights, write_weights
@@ -16,7 +18,6 @@ from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.shipped import names_yaml
-from mindrlhf.hub.models import local_model
 from mindrlhf.metrics.progress import Progress, counted
 from mindrlhf.models.parameters import parameter_table
 
@@ -26,8 +27,10 @@ DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16":
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--torch_ckpt_dir", required=True, help="Hugging Face folder, or an adapter in PEFT's format, which is merged")
-    add("--mindspore_ckpt_path", required=True, help="file with MindFormers names, .ckpt (default) or .safetensors")
+    source = "Hugging Face folder, GGUF file, or an adapter in PEFT's format, which is merged"
+    add("--torch_ckpt_dir", required=True, help=f"{source}; with --reverse or --gguf the Hugging Face folder to write")
+    add("--mindspore_ckpt_path", help="file with MindFormers names, .ckpt (default) or .safetensors")
+    add("--gguf", help="GGUF file, or a folder with one, to write as the Hugging Face folder --torch_ckpt_dir")
     add("--dtype", choices=DTYPES, help="how numbers are stored (default: as they are in the source)")
     add("--config_path", help="model YAML, config.json or its folder (default: config.json next to the weights)")
     add("--adapter", help="adapter in PEFT's format, merged into the weights")
@@ -36,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert one tensor at a time; bit for bit unless the dtype changes."""
+    if args.gguf is not None:
+        _convert_gguf(args)
+        return
+    if args.mindspore_ckpt_path is None:
+        raise UserError("--mindspore_ckpt_path is missing; give the file with MindFormers names, or --gguf.")
     folder = Path(args.torch_ckpt_dir if args.reverse else local_model(args.torch_ckpt_dir))
     file = _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
@@ -61,6 +69,26 @@ def run(args: argparse.Namespace) -> None:
             with atomic_file(file) as temporary:
                 write_weights(temporary, source.shapes, arrays, dtype)
     print(f"{target}: {len(table)} tensors, {sum(spec.size for spec in table):,} parameters, {dtype}")
+
+
+def _convert_gguf(args: argparse.Namespace) -> None:
+    """Write a GGUF file's model, tokenizer and chat template as a Hugging Face folder."""
+    from mindrlhf.checkpoint.gguf.folder import open_gguf, write_folder
+    from mindrlhf.checkpoint.gguf.model import stored_dtype
+
+    for flag in ("mindspore_ckpt_path", "config_path", "adapter", "reverse"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag} does not go with --gguf, which writes --torch_ckpt_dir; leave it out.")
+    file = gguf_file(Path(args.gguf))
+    if file is None:
+        raise UserError(f"--gguf {args.gguf}: there is no such file, and no folder with one; give a GGUF file.")
+    content, config = open_gguf(file)
+    dtype = DTYPES[args.dtype] if args.dtype else stored_dtype(content, config)
+    table = parameter_table(config)
+    with Progress()("convert", len(table), "tensors") as advance:
+        write_folder(content, config, Path(args.torch_ckpt_dir), dtype, advance)
+    count = f"{len(table)} tensors, {sum(spec.size for spec in table):,} parameters"
+    print(f"{args.torch_ckpt_dir}: {count}, {dtype} of {', '.join(content.types)}")
 
 
 def _mindspore_file(text: str) -> Path:

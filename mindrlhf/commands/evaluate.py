@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.backend.process.launch import launch
+from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.generation import (
     add_conversation_arguments,
@@ -22,13 +23,12 @@ from mindrlhf.commands.generation import (
 from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings, RewardSettings, RolloutSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import open_conversations, sandbox_note
-from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
+from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers, turn_metrics
 from mindrlhf.files.atomic import make_folder
-from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.experience import add_conversations
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rewards.runner import open_rewards
 from mindrlhf.rollout.generator import language_model
 from mindrlhf.run.training_data import read_problems
 
@@ -91,8 +91,7 @@ def _answers(
         if note := sandbox_note(settings):
             print(note, file=sys.stderr)
         functions = (RewardFunctionSettings(name=name),)
-        rewards = stack.enter_context(RewardRunner(RewardSettings(functions=functions)))
-        rewards.check_ground_truths(prompts, args.data)
+        rewards = open_rewards(stack, RewardSettings(functions=functions), prompts, args.data)
         evaluator = Evaluator(
             engine=generator.engine(prompts, args.num_generations),
             prompts=prompts,
@@ -116,7 +115,7 @@ def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
     shown = {"accuracy": "pass@1", **{n: n for n in names}, "mean_length": "length", "truncated": "truncated"}
     result: dict[str, Any] = {title: overall(sources, name) for title, name in shown.items()}
     result["problems"] = int(sum(values["problems"] for values in sources.values()))
-    return result | ({"sources": sources} if len(sources) > 1 else {})
+    return result | turn_metrics(answers) | ({"sources": sources} if len(sources) > 1 else {})
 
 
 def _rounded(value: Any) -> Any:

@@ -1,6 +1,7 @@
-"""`mindrlhf export`: the model of a training checkpoint as a Hugging Face folder.
+"""`mindrlhf export`: a training checkpoint's model as a Hugging Face folder or GGUF file.
 
-The checkpoint may have any layout. A checkpoint of adapters gives a folder in PEFT's format, or the merged model.
+The checkpoint may have any layout. A checkpoint of adapters gives an adapter (a folder in PEFT's format, or a GGUF
+file), or the merged model.
 """
 
 import argparse
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindrlhf.checkpoint.hf import CARD_FILE, generation_defaults, read_hf_config, save_hf
+from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.model_card import adapter_card, read_card
 from mindrlhf.checkpoint.open import Weights, checkpoint_reader
 from mindrlhf.checkpoint.peft import StoredAdapter, write_adapter
@@ -15,20 +17,23 @@ from mindrlhf.checkpoint.resume import Checkpoint, newest
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress, counted
 from mindrlhf.model_roles import POLICY, ROLES, SAVED
 from mindrlhf.models.parameters import parameter_table
 
+TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # of GGUF files
 LEAST_PUBLISHED = 30_000  # tokens; the vocabularies of published models have more
 KINDS = {role.name: role.checkpoint for role in sorted(SAVED, key=lambda role: role.training is None)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--checkpoint", required=True, type=Path, help="step_N folder, latest, best, or a folder of checkpoints")
-    add("--output", required=True, type=Path, help="Hugging Face folder to write")
-    add("--dtype", choices=DTYPES, default="fp32", help="how numbers are stored (default fp32)")
+    checkpoint = "step_N folder, latest, best, or a folder of checkpoints; with --gguf any model"
+    add("--checkpoint", required=True, type=Path, help=checkpoint)
+    add("--output", type=Path, help="Hugging Face folder to write")
+    add("--dtype", choices=DTYPES, help="how numbers are stored in it (default fp32)")
+    add("--gguf", type=Path, help="GGUF file to write, for llama.cpp and ollama, with a Modelfile beside it")
+    add("--type", choices=TYPES, help="how the numbers of matrices are stored in it (default f16)")
     add("--merge", action="store_true", help="of a run with adapters: the merged model (default: the adapter)")
     add("--base", help="base model of the adapters (default: the path that the run had it at)")
     add("--role", choices=KINDS, default=POLICY.name, help="whose weights (default policy)")
@@ -39,7 +44,14 @@ def run(args: argparse.Namespace) -> None:
 
     The folder appears complete or not at all.
     """
+    _check_outputs(args)
     args = local_models(args)
+    if args.gguf is not None:
+        from mindrlhf.commands.export_gguf import export_gguf  # it imports `gguf`
+
+        export_gguf(args)
+        return
+    dtype = DTYPES[args.dtype or "fp32"]
     checkpoint = newest(args.checkpoint)
     config = read_hf_config(checkpoint.hf_folder)
     config = config.as_critic() if ROLES[args.role].value_head else config
@@ -59,15 +71,24 @@ def run(args: argparse.Namespace) -> None:
         tensors = counted(((spec, read(spec)) for spec in table), advance)
         generation = generation_defaults(checkpoint.hf_folder)
         card = _card(checkpoint) if args.role == "policy" else None
-        save_hf(args.output, config, tensors, DTYPES[args.dtype], tokenizer, generation=generation, card=card)
-    print(f"{args.output}: the {args.role} after step {checkpoint.step}, {len(table)} tensors, {DTYPES[args.dtype]}")
+        save_hf(args.output, config, tensors, dtype, tokenizer, generation=generation, card=card)
+    print(f"{args.output}: the {args.role} after step {checkpoint.step}, {len(table)} tensors, {dtype}")
     if note := foreign(tokenizer):
         print(f"{args.output}: {note}")
 
 
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Check that one output is named, with its own flags."""
+    if (args.output is None) == (args.gguf is None):
+        raise UserError("give either --output, the Hugging Face folder to write, or --gguf, the GGUF file.")
+    for flag, output in (("dtype", "output"), ("type", "gguf")):
+        if getattr(args, flag) is not None and getattr(args, output) is None:
+            raise UserError(f"--{flag} is about --{output}, which is not given; leave it out.")
+
+
 def foreign(tokenizer: Tokenizer) -> str:
     """Describe what llama.cpp and ollama miss in a tokenizer; empty if nothing."""
-    own = f"its own vocabulary of {tokenizer.size} tokens, whose pre-tokenizer llama.cpp's converter does not recognise"
+    own = f"its own vocabulary of {tokenizer.size} tokens, which llama.cpp's converter refuses, and --gguf writes"
     faults = {own: tokenizer.size < LEAST_PUBLISHED, "no chat template": tokenizer.chat_template is None}
     found = " and ".join(fault for fault, holds in faults.items() if holds)
     return f"not for llama.cpp or ollama as it is: the tokenizer has {found}" if found else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.backend.process.launch import launch
+from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.generation import (
     add_conversation_arguments,
@@ -29,7 +30,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
 from mindrlhf.files.json import write_json_lines
 from mindrlhf.files.printable import LAYOUT, printable
-from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.records.rows import turns_of
 from mindrlhf.rollout.generator import Generator, language_model
@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Generator) -> None:
     tools = tool_schemas(None if isinstance(settings.environment, dict) else settings.environment, settings.tools)
-    tokenizer, variables = generator.tokenizer, args.chat_template_kwargs
+    tokenizer = generator.tokenizer
+    variables = args.chat_template_kwargs
     if args.prompt:
         texts = args.prompt[: args.limit]
         requests = typed_requests(texts, tokenizer, args.template, args.system_prompt, tools, variables)
@@ -126,7 +127,8 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _conversations(counts: ConversationCounts) -> str:
-    turns, calls = counts.turns / counts.conversations, counts.calls / counts.conversations
+    turns = counts.turns / counts.conversations
+    calls = counts.calls / counts.conversations
     failed = f"{counts.failures:,} of {counts.calls:,} calls failed, and {counts.lost:,} environments"
     return f"conversations: {turns:.2f} turns and {calls:.2f} calls each; {failed}"
 

@@ -14,6 +14,7 @@ from mindrlhf.backend import default_device
 from mindrlhf.backend.ascend import ASCEND
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.process.launch import launch, under_msrun
+from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands import train
 from mindrlhf.configs.model_yaml import ModelYaml
@@ -22,7 +23,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import aligned, folded
 from mindrlhf.flags import TrainFlags
-from mindrlhf.hub.models import local_models
 from mindrlhf.job import NO_OBJECTS, Objects
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
     limit, reason = memory_limit(work.train, len(work.trains), args.chip)
     moved = plan(*work.layouts)
-    figures = plan_figures(work, moved, limit) | {"time": plan_time(work, steps)}
+    figures = plan_figures(work, moved, limit) | plan_times(work, steps)
     if args.json:
         print(json.dumps(figures, indent=1))
     else:
@@ -71,7 +71,7 @@ def describe_plan(flags: TrainFlags, objects: Objects) -> str:
     """Describe a job as the command does; UserError as `train`."""
     work, source, steps = read_work(flags, objects)
     limit, reason = memory_limit(work.train, len(work.trains))
-    figures = plan_figures(work, plan(*work.layouts), limit) | {"time": plan_time(work, steps)}
+    figures = plan_figures(work, plan(*work.layouts), limit) | plan_times(work, steps)
     return plan_text(work, figures, source, reason)
 
 
@@ -84,7 +84,8 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     config = work.config
     prompt = work.lengths.prompt
     prompts = config.data.prompts_per_step
-    samples, response = config.rollout.num_generations, config.rollout.max_new_tokens
+    samples = config.rollout.num_generations
+    response = config.rollout.max_new_tokens
     flops = phase_flops(work.roles, [(prompt, [response], samples)], config.algorithm.num_iterations)
     ranks = work.rank_plans()
     fits = max(rank.peak for rank in ranks) <= limit
@@ -104,18 +105,20 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     }
 
 
-def plan_time(work: Work, steps: int | None) -> str:
-    """Describe the time of a step and the run, if the device is available.
+def plan_times(work: Work, steps: int | None) -> dict[str, Any]:
+    """Forecast a step's seconds by phase, and describe them.
 
-    All of the job's processes are assumed to share this machine.
+    The seconds are None for a short run, and for another device. All of the job's processes are assumed to share this
+    machine.
     """
     target = work.train.context.device_target
     processes = len(work.trains)
     if target != default_device() or under_msrun():
-        return f"measured when the job begins, on {target}"
+        return {"step_seconds": None, "time": f"measured when the job begins, on {target}"}
     with launch(target, worker_count=1, layout_source="mindrlhf plan"):
         rates = run_rates(work, steps, matmul_ceiling(target, work.train.model.compute_dtype) / processes)
-    return time_line(work, steps, forecast(work, [rates and rates.shared(processes)]))
+    seconds = forecast(work, [rates and rates.shared(processes)])
+    return {"step_seconds": seconds, "time": time_line(work, steps, seconds)}
 
 
 def read_work(
@@ -213,7 +216,8 @@ def rank_table(work: Work, figures: dict[str, Any]) -> str:
 
 def memory_table(figure: dict[str, Any]) -> str:
     """Make the table of roles and phases of one rank, in GiB."""
-    phases, pools = figure["phases"], figure["activations"]
+    phases = figure["phases"]
+    pools = figure["activations"]
     rows = [[role, nbytes, *(held.get(role) for held in phases.values())] for role, nbytes in figure["roles"].items()]
     rows.append(["activations", max(pools.values()), *map(pools.get, phases)])
     if figure["process"]:

@@ -18,8 +18,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of model, tokenizer, seed and device."""
     add = parser.add_argument
     model = (
-        "HF directory or a hub's id, adapter in PEFT's format (with its own base), or checkpoint of training (step_N, "
-        "latest, best)"
+        "HF directory, a hub's id, GGUF file, adapter in PEFT's format (with its own base), or checkpoint of training "
+        "(step_N, latest, best)"
     )
     add("--model", required=True, help=model)
     add("--adapter", help="adapter in PEFT's format, which --model is the base of")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.problems import build
@@ -25,7 +26,6 @@ from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import LAYOUT, printable
-from mindrlhf.hub.models import local_model
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.registry import SHIPPED
 from mindrlhf.rewards.runner import RewardRunner
@@ -132,7 +132,8 @@ def _samples(
     if not answered:
         more = "" if tokenizer else ", or --tokenizer_path when it is a MindRecord"
         raise UserError(f"{args.data}: no row has a reference answer to try; give --completion or --completions{more}.")
-    ids, samples = [], []
+    ids = []
+    samples = []
     for row, completion in answered[: args.rows]:
         prompt_ids = tokenizer.encode(row.prompt) if tokenizer else None
         completion_ids = tokenizer.encode(completion) if tokenizer else None

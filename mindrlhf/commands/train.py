@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     saved = "checkpoints, and the trained model as an HF directory"
     add("--save_ckpt_dir", type=Path, default=TrainFlags.save_ckpt_dir, help=saved)
     add("--save_data_file", type=Path, help="MindRecord of all rollouts with their rewards")
-    add("--load_sft_checkpoint_infer", help="weights; an HF directory or a hub's id, safetensors or .ckpt")
+    add("--load_sft_checkpoint_infer", help="weights; an HF directory, a hub's id, a GGUF file, safetensors or .ckpt")
     add("--load_sft_checkpoint_train", help="default: those of --load_sft_checkpoint_infer")
     add("--load_ref_checkpoint", help="reference weights; default: those of training")
     add("--load_critic_checkpoint", help="PPO's critic: one that a run has saved, or any model; default: as training")

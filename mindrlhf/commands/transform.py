@@ -6,6 +6,7 @@ from typing import get_args
 
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.open import Weights, hf_folder, merged_source
 from mindrlhf.checkpoint.peft import is_adapter
 from mindrlhf.checkpoint.resume import is_checkpoint, newest
@@ -18,7 +19,6 @@ from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_same_model
 from mindrlhf.errors import UserError
 from mindrlhf.files.shipped import names_yaml
-from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, full_layout, yaml_layout

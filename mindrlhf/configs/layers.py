@@ -90,19 +90,21 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:
     target: Any = values
     placed: KeyPath = ()
     for part, after in pairwise((*path, None)):
-        problem = f"{COMMAND_LINE}: override {dotted(path)}"
-        above = dotted(placed)
         if isinstance(target, list):
             count = len(target)
             if not part.isdecimal() or int(part) > count:
-                right = f"an index from 0 to {count} ({count} appends)"
-                raise UserError(f"{problem} has {part!r} where {above} is a list of {count}; give {right}.")
+                found = (
+                    f"{COMMAND_LINE}: override {dotted(path)} has {part!r} where {dotted(placed)} is a list of {count}"
+                )
+                raise UserError(f"{found}; give an index from 0 to {count} ({count} appends).")
             part = int(part)
             target.extend([None] * (part + 1 - count))
         elif isinstance(target, dict):
             target.setdefault(part)
         else:
-            raise UserError(f"{problem} goes into {above}, which is a value and no group; write {above}=value.")
+            above = dotted(placed)
+            found = f"{COMMAND_LINE}: override {dotted(path)} goes into {above}, which is a value and no group"
+            raise UserError(f"{found}; write {above}=value.")
         placed = (*placed, part)
         if after is None:
             target[part] = value

@@ -96,7 +96,8 @@ class ModelConfig(Settings):
     @classmethod
     def _derive(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Compute absent num_kv_heads and head_dim from the other sizes."""
-        heads, hidden = values.get("num_heads"), values.get("hidden_size")
+        heads = values.get("num_heads")
+        hidden = values.get("hidden_size")
         derived = {"num_kv_heads": heads}
         if "head_dim" not in values and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             if hidden % heads:

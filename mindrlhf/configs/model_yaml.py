@@ -240,15 +240,17 @@ class _Reader:
         for key, value in self.mapping(path).items():
             place = (*path, key)
             name = spellings.get(key, key)
-            found = f"{dotted(place)} is {brief(value)}"
             if name in own and value is not None:
                 if values.get(name, value) != value:
                     other_name = f"{dotted(written[name])}, another name of the same setting"
-                    self.refuse(place, f"{found}, and {other_name}, is {brief(values[name])}; keep one.")
-                values[name], written[name] = value, place
+                    found = f"{dotted(place)} is {brief(value)}, and {other_name}, is {brief(values[name])}"
+                    self.refuse(place, f"{found}; keep one.")
+                values[name] = value
+                written[name] = place
             elif key in fixed and value not in fixed[key]:
                 choices = " or ".join(repr(choice) for choice in fixed[key] if choice is not None)
                 right = f"set it to {choices}" if choices else "remove it"
+                found = f"{dotted(place)} is {brief(value)}"
                 self.refuse(place, f"{found}, which this suite does not compute; {right}.")
             elif key in unused:
                 self.unused.append(dotted(place))
@@ -258,7 +260,8 @@ class _Reader:
             if key != moved:
                 self.unused.append(dotted((*other, key)))
             elif value is not None:
-                values[moved], written[moved] = value, (*other, moved)
+                values[moved] = value
+                written[moved] = (*other, moved)
         return build(settings, values, self.layered, written)
 
     def rest(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mindrlhf.backend.comm.tcp import RANK_TIMEOUT_S
+from mindrlhf.backend.comm.patience import RANK_TIMEOUT_S
 from mindrlhf.configs.tracking import TrackingSettings
 
 HELD_OUT = ("val-", "val/")  # beginnings of metrics on held-out data

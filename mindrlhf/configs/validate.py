@@ -86,7 +86,8 @@ def check_sft(config: SFTSettings, yaml: ModelYaml, model: ModelConfig, workers:
 
 def check_held_out_pairs(config: SFTSettings) -> None:
     """Check that there is held-out data to measure, from one source."""
-    data, trainer = config.data, config.trainer
+    data = config.data
+    trainer = config.trainer
     pairs = data.val_dataset is not None or data.val_share > 0
     give = "held-out rows; set data.val_dataset, data.val_share or data.val_problems"
     check_trainer(trainer, pairs or data.val_problems is not None, give)
@@ -172,7 +173,8 @@ def check_device(yaml: ModelYaml, model: ModelConfig) -> None:
         names = " or ".join(device.product_dtypes)
         found = f"{where} is {dtype}, and device_target {device.name} computes in {names} only"
         raise UserError(f"{found}; set it to {names}.")
-    limits, size = device.attention, model.head_dim
+    limits = device.attention
+    size = model.head_dim
     if size % limits.head_dim_multiple or size > (limits.most_head_dim or size):
         most = f" of at most {limits.most_head_dim}" if limits.most_head_dim else ""
         takes = f"attention on {device.name} takes multiples of {limits.head_dim_multiple}{most}"
@@ -292,7 +294,8 @@ def check_dropout(yaml: ModelYaml, dropout: float) -> None:
     dropout: rate of the adapters. Pipeline stages draw their masks again. Such layers have products of the activations'
     dtype.
     """
-    dtype, device = yaml.model.compute_dtype, yaml.context.device
+    dtype = yaml.model.compute_dtype
+    device = yaml.context.device
     activations = device.activations(dtype)
     if dropout and activations != dtype:
         raise UserError(
@@ -311,8 +314,8 @@ def check_reference(config: GRPOSettings) -> None:
     steps = config.algorithm.reference_sync_steps
     share = config.algorithm.reference_sync_share
     reference = config.lora.reference
-    given = f"algorithm.reference_sync_steps is {steps} with algorithm.reference_sync_share {share:g}"
     if config.lora.enabled and steps and (reference == "base" or share != 1):
+        given = f"algorithm.reference_sync_steps is {steps} with algorithm.reference_sync_share {share:g}"
         right = "set lora.reference to start and reference_sync_share to 1"
         raise UserError(f"{given} and lora.reference {reference}, and only adapters follow adapters, whole; {right}.")
 
@@ -333,9 +336,9 @@ def check_lengths(
     limits = {"max_position_embedding": model.max_position_embeddings, "seq_length": yaml.model.seq_length or inf}
     key, limit = min(limits.items(), key=lambda item: item[1])
     needed = prompt_tokens + most
-    room = limit - prompt_tokens
-    shorter = f"set {group}.max_new_tokens to {room} or fewer" if room > 0 else "use shorter prompts"
     if needed > limit:
+        room = limit - prompt_tokens
+        shorter = f"set {group}.max_new_tokens to {room} or fewer" if room > 0 else "use shorter prompts"
         raise UserError(
             f"{yaml.path}: prompts of up to {prompt_tokens} tokens with {group}.max_new_tokens {most} need {needed} "
             f"positions, and {GROUP}.{key} is {limit}; {shorter}, or raise {key} to {needed} or more."

@@ -102,7 +102,8 @@ def _demonstration(row: SourceRow, templates: DemonstrationTemplates, tokenizer:
             return Turns(np.array(before, np.int32), np.array(answer, np.int32), np.full(len(answer), True))
         if {type(prompt), type(completion)} == {str, list}:
             raise ValueError("prompt and completion should both be texts, or both be messages")
-        text, messages = values.get("text"), values.get("messages")
+        text = values.get("text")
+        messages = values.get("messages")
         if isinstance(text, str) and messages is None and prompt is None:
             return _whole_text(text, tokenizer)
         if isinstance(prompt, list) and isinstance(completion, list):

@@ -42,7 +42,8 @@ class Tokenizer(ConfiguredTokenizer):
         Special tokens come from a `tokenizer_config.json` next to them; without one, Qwen2.5's own follow the last id
         of the vocabulary. UserError for missing, unreadable or contradicting files.
         """
-        vocab_path, merges_path = _existing(vocab_path), _existing(merges_path)
+        vocab_path = _existing(vocab_path)
+        merges_path = _existing(merges_path)
         with _understood(f"{vocab_path} and {merges_path} are not a BPE vocabulary and its merges"):
             core = bare_core(models.BPE.from_file(str(vocab_path), str(merges_path)))
         ids = core.get_vocab().values()
@@ -120,6 +121,11 @@ class Tokenizer(ConfiguredTokenizer):
     def _added_tokens(self) -> Iterable[tuple[str, bool]]:
         return ((token.content, token.special) for token in self._core.get_added_tokens_decoder().values())
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """Content of its `tokenizer.json`."""
+        return json.loads(self._core.to_str())
+
     @cached_property
     def size(self) -> int:
         """Largest id + 1: the least vocabulary size of a fitting model."""
@@ -160,7 +166,8 @@ def _understood(fault: str) -> Iterator[None]:
 def bare_core(model: models.BPE) -> tokenizers.Tokenizer:
     """Build Qwen2's pipeline around a BPE model: NFC, its split, and byte letters."""
     core = tokenizers.Tokenizer(model)
-    core.normalizer, core.decoder = normalizers.NFC(), decoders.ByteLevel()
+    core.normalizer = normalizers.NFC()
+    core.decoder = decoders.ByteLevel()
     split = pre_tokenizers.Split(Regex(VOCABULARY.split), behavior="isolated")
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.pre_tokenizer = pre_tokenizers.Sequence([split, letters])

@@ -198,11 +198,13 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     added tokens. A `chat_template.jinja` replaces the configuration's template, and files in
     `additional_chat_templates` are further ones by name.
     """
-    config, tokens = _settings(folder / CONFIG_NAME), _settings(folder / TOKENS_NAME)
+    config = _settings(folder / CONFIG_NAME)
+    tokens = _settings(folder / TOKENS_NAME)
     templates = _template_files(folder)
     if config is None and tokens is None and not templates:
         return None
-    config, tokens = config or {}, tokens or {}
+    config = config or {}
+    tokens = tokens or {}
     config = tokens | config if "added_tokens_decoder" in config else config | tokens
     added_tokens(config, str(folder))
     _check_templates(config.get("chat_template"), str(folder / CONFIG_NAME))

@@ -72,7 +72,8 @@ class TurnTemplate:
         rewrite earlier turns.
         """
         tokenizer, named = with_variables(tokenizer, variables)
-        self._tokenizer, self._schemas = tokenizer, schemas
+        self._tokenizer = tokenizer
+        self._schemas = schemas
         self.plain_text = tokenizer.plain_text
         self.reader = MessageReader(tokenizer)
         self.tool_format = tool_format or Hermes()
@@ -123,7 +124,8 @@ class TurnTemplate:
 
         turns: (messages, turn) of each, as `answers` takes them.
         """
-        texts, rendered = {}, {}
+        texts = {}
+        rendered = {}
         for number, (messages, turn) in enumerate(turns):
             ended = turn is None or (len(turn) > 0 and turn[-1] == self.end_id)
             if self.tool_format.inline and not ended and all(message["role"] == "tool" for message in messages):

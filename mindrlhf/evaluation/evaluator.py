@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.data.tasks import TASKS
+from mindrlhf.data.tasks.verl import VERL
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer
 from mindrlhf.evaluation.votes import votes
@@ -14,6 +15,7 @@ from mindrlhf.files.json import write_json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rewards.verl import shipped, source_of
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import EnvironmentRewards, Partner
 from mindrlhf.rollout.scored import reward_samples
@@ -65,6 +67,7 @@ class Evaluator:
                 vote=voted,
                 length=int(np.count_nonzero(rollout.sampled)),
                 truncated=rollout.finish_reason == "length",
+                num_turns=rollout.num_turns if self.partner else None,
             )
             for (prompt, rollout), sample, score, voted in zip(
                 every, samples, scores, self._votes(self.rewards, groups, samples), strict=True
@@ -84,11 +87,15 @@ class Evaluator:
 
 
 def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
-    """Name the reward function of a dataset's task; advice: another way, for messages."""
+    """Name the reward function of a dataset's task.
+
+    Of rows in verl's columns it is that of their data sources, if all have the same. advice: another way, for messages.
+    """
     task = prompts[0].fields["task"]
     if task not in TASKS:
         raise UserError(f"{data}: its task {task!r} has no reward function of its own; {advice}.")
-    return TASKS[task].reward
+    rewards = {shipped(source_of(prompt.fields)) for prompt in prompts} if task == VERL.name else set()
+    return (rewards.pop() if len(rewards) == 1 else None) or TASKS[task].reward
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:

@@ -6,7 +6,7 @@ verl's names for the metrics. Expectations over the k answers that might have be
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from math import comb, isnan, nan
+from math import comb, isnan, nan, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -20,6 +20,7 @@ from mindrlhf.files.json import read_json_lines
 
 SOLVED = 1.0  # a problem is solved by an answer with this score or more
 BOOTSTRAP_SAMPLES = 10_000
+NORMAL_95 = 1.959964  # the 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -28,7 +29,7 @@ class Answer:
 
     id: the problem's row in its dataset. sample: which of its answers. source: the dataset's task. score: the total
     reward, NaN without one. vote: text of the group of equal answers. length: tokens. truncated: it ended because the
-    limit was hit.
+    limit was hit. num_turns: turns of a conversation (`Rollout.num_turns`), None for a single answer.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Answer:
     vote: str | None
     length: int
     truncated: bool
+    num_turns: int | None = None
 
     @property
     def solves(self) -> bool:
@@ -146,9 +148,9 @@ def validation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
     """Compute `val-core/<source>/acc/mean@N` and, for N > 1, `best@N` and `maj@N`.
 
     The other k, the mean reward, length, truncated and unscored shares are `val-aux/...`: verl's two groups.
-    `val/reward` is the mean over the sources.
+    `val/reward` is the mean over the sources, `val-aux/num_turns/*` are of all conversations.
     """
-    metrics = {}
+    metrics = {f"val-aux/{name}": value for name, value in turn_metrics(answers).items()}
     by_source = evaluate(answers)
     if rewards := [values["reward"] for values in by_source.values() if "reward" in values]:
         metrics["val/reward"] = fmean(rewards)
@@ -167,6 +169,15 @@ def validation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
         metrics[f"val-aux/{source}/response_length/clip_ratio"] = values["truncated"]
         metrics[f"val-aux/{source}/unscored"] = values["unscored"]
     return metrics
+
+
+def turn_metrics(answers: Iterable[Answer]) -> dict[str, float]:
+    """Compute `num_turns/mean`, `max` and `min` of all conversations; nothing where there are none."""
+    turns = [answer.num_turns for answer in answers if answer.num_turns is not None]
+    if not turns:
+        return {}
+    summary = {"mean": fmean(turns), "max": float(max(turns)), "min": float(min(turns))}
+    return {f"num_turns/{name}": value for name, value in summary.items()}
 
 
 def ks(answers: int) -> list[int]:
@@ -194,6 +205,15 @@ def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
     return Comparison(count, float(differences.mean()), float(low), float(high), wins, losses, sign_test(wins, losses))
 
 
+def interval(right: int, answers: int) -> tuple[float, float]:
+    """Compute Wilson's 95% interval of a share of right answers."""
+    share = right / answers
+    spread = NORMAL_95**2 / answers
+    middle = (share + spread / 2) / (1 + spread)
+    half = sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    return middle - half, middle + half
+
+
 def sign_test(wins: int, losses: int) -> float:
     """Compute the two-sided exact p of wins and losses under equal chances."""
     trials = wins + losses
@@ -203,7 +223,8 @@ def sign_test(wins: int, losses: int) -> float:
 
 def read_answers(path: str | Path) -> list[Answer]:
     """Read a JSONL file of `Answer` rows; UserError for another kind of file."""
-    answers, advice = [], "give what `mindrlhf eval --output` wrote"
+    answers = []
+    advice = "give what `mindrlhf eval --output` wrote"
     for number, row in enumerate(read_json_lines(path), start=1):
         try:
             answers.append(Answer(**row))

@@ -13,7 +13,7 @@ from mindrlhf.evaluation.pass_at_k import validation_metrics
 from mindrlhf.files.naming import TEXT, VALIDATION_FOLDER, step_path
 from mindrlhf.job import Objects
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rewards.runner import open_rewards
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import Partner
@@ -72,8 +72,7 @@ def open_validation(
         name = sampling.reward or reward_of(problems, settings.source, "set validation.reward")
         judging = judging.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})
     if generator.partition.first_of_replica:
-        rewards = stack.enter_context(RewardRunner(judging, objects.functions, total_steps))
-        rewards.check_ground_truths(problems, settings.source)
+        rewards = open_rewards(stack, judging, problems, settings.source, objects.functions, total_steps)
     slots = slot_count(settings.max_slots, len(share) * sampling.num_generations)
     longest = max(len(prompt.token_ids) for prompt in problems)
     evaluator = Evaluator(

@@ -15,6 +15,7 @@ from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.text import read_text
 
 MOST_LEVELS = 200  # of nested lists and groups: writers of values go no deeper
+TOO_DEEP = f"lists and groups more than {MOST_LEVELS} levels deep"
 
 
 def parse_json(text: str | bytes, rows: bool = False) -> Any:
@@ -22,13 +23,12 @@ def parse_json(text: str | bytes, rows: bool = False) -> Any:
 
     rows: data of others, whose NaN is None, and whose groups may not have a key twice.
     """
-    deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
     try:
         parsed = json.loads(text, parse_constant=_constant, object_pairs_hook=_group) if rows else json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise
     except RecursionError:
-        raise deep from None
+        raise ValueError(TOO_DEEP) from None
     except DuplicateKey:
         raise
     except ValueError:  # Python's limit, whose message is advice to programmers
@@ -39,7 +39,7 @@ def parse_json(text: str | bytes, rows: bool = False) -> Any:
         level = [one for one in chain.from_iterable(inner) if isinstance(one, dict | list)]
         if not level:
             return parsed
-    raise deep
+    raise ValueError(TOO_DEEP)
 
 
 class DuplicateKey(ValueError):

@@ -1,15 +1,11 @@
 """Models of a hub, as local folders."""
 
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import stays_below
 from mindrlhf.files.json import read_json
 from mindrlhf.hub.download import download, fetch_command
-from mindrlhf.hub.names import is_id
-from mindrlhf.model_roles import ROLES
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -28,33 +24,13 @@ FILES = (
     "additional_chat_templates/*.jinja",
 )
 WEIGHTS = (WHOLE, "model-*.safetensors", INDEX, ADAPTER)
-# Flags of commands that name a model.
-FLAGS = (
-    *("model", "compare", "base", "src_checkpoint"),
-    *(role.flag for role in ROLES.values() if role.flag),
-)
-
-Flags = TypeVar("Flags", bound=Any)
 
 
-def local_models(flags: Flags, weights: bool = True) -> Flags:
-    """Replace the ids of models in a command's flags by their folders.
-
-    weights: False for configuration and tokenizer only. Raises UserError.
-    """
-    given = {name: value for name, value in vars(flags).items() if name in FLAGS and value is not None}
-    local = {name: type(value)(local_model(str(value), weights)) for name, value in given.items() if is_id(value)}
-    return type(flags)(**vars(flags) | local)
-
-
-@cache
-def local_model(name: str, weights: bool = True) -> str:
-    """Find a model's folder: its path, or its id's folder in the hub's cache.
+def hub_folder(name: str, weights: bool = True) -> str:
+    """Find the folder of a model's id in the hub's cache.
 
     Files that the cache lacks are downloaded. weights: False for configuration and tokenizer only. Raises UserError.
     """
-    if not is_id(name):
-        return name
     folder = download(name, "model", (*FILES, *WEIGHTS) if weights else FILES)
     if lacking := _lacking(folder, weights):
         right = f"fetch it whole with {fetch_command(name, 'model')}, or give a model in Hugging Face's format"

@@ -7,7 +7,19 @@ from mindrlhf.files.shipped import shipped_file
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Endings of files, which no id has.
-_FILES = (".json", ".jsonl", ".parquet", ".mindrecord", ".safetensors", ".ckpt", ".model", ".txt", ".yaml", ".py")
+_FILES = (
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".mindrecord",
+    ".safetensors",
+    ".ckpt",
+    ".gguf",
+    ".model",
+    ".txt",
+    ".yaml",
+    ".py",
+)
 # Folder of a snapshot in the cache of either hub.
 _SNAPSHOT = re.compile(r"/(?:models--)?([^/]+?)--([^/]+)/snapshots/[^/]+/?$")
 

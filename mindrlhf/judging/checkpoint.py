@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.checkpoint.hf import CONFIG_FILE
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.open import Reader, Weights, checkpoint_config, hf_folder
 from mindrlhf.checkpoint.peft import PEFT_WEIGHTS_FILE, StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE
@@ -20,7 +21,6 @@ from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json, write_json
-from mindrlhf.hub.models import local_model
 from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, ParameterSpec, parameter_table
 
 SCORE, BIAS = "score.weight", "score.bias"

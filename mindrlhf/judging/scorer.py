@@ -34,8 +34,10 @@ from mindrlhf.types import Prompt
 class ModelScorer:
     """Scorer of encoded conversations with one set of weights.
 
-    A score depends on its conversation alone: not on the others, their order or the padding. parameters: everything
-    that scoring needs in memory, a cache for generated verdicts included. Raises UserError for weights that do not fit.
+    A score depends on its conversation alone, not on the others or their order; padding moves its last digits at most.
+
+    parameters: everything that scoring needs in memory, a cache for generated verdicts included. Raises UserError for
+    weights that do not fit.
     """
 
     def __init__(self, model: ScoringModel):

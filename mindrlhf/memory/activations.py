@@ -126,13 +126,17 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
 
     in_flight: unfinished micro-batches of a pipeline stage, which keeps only the input of those that wait.
     """
-    rows, near = micro.rows, micro.response_rows
+    rows = micro.rows
+    near = micro.response_rows
     of_near = 2 * stage.probabilities(near, micro.prefix_size + micro.response_size)
     of_far = stage.probabilities(micro.prompt_rows, micro.prefix_size)
     kept = (stage.layers - stage.is_last) * (stage.kept(rows, rows) + of_near + of_far)
-    last, logits, first = rows, 0, 0
+    last = rows
+    logits = 0
+    first = 0
     if stage.is_last:
-        last, logits, first = near, *_head_update(stage, near)
+        last = near
+        logits, first = _head_update(stage, near)
         kept += stage.kept(rows, near) + of_near + logits + 2 * stage.outside(near) * (1 if stage.fused else COMPOSED)
     # Otherwise the peak is in the last feed-forward half, which is recomputed after the logits are freed.
     again = stage.inside(last) + 2 * last * stage.inner - logits if stage.recompute else 0

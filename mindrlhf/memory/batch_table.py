@@ -10,10 +10,16 @@ def batch_table(work: Work) -> str:
     Micro-batches are counted for an update whose prompts and responses all have the greatest length: shorter ones need
     fewer. Settings that do not divide have been refused before (`configs.validate.check_batch`).
     """
-    config, micro = work.config, work.micro_batches("update")
-    prompts, samples, drawn = config.data.prompts_per_step, config.rollout.num_generations, config.dynamic_sampling
-    iterations, updates = config.algorithm.num_iterations, config.algorithm.updates_per_iteration
-    trains, infers, each = work.train.parallel.data_parallel, work.infer.parallel.data_parallel, prompts // updates
+    config = work.config
+    micro = work.micro_batches("update")
+    prompts = config.data.prompts_per_step
+    samples = config.rollout.num_generations
+    drawn = config.dynamic_sampling
+    iterations = config.algorithm.num_iterations
+    updates = config.algorithm.updates_per_iteration
+    trains = work.train.parallel.data_parallel
+    infers = work.infer.parallel.data_parallel
+    each = prompts // updates
     tokens = f"train.max_tokens_per_micro_batch {config.train.max_tokens_per_micro_batch}"
     passes = f"algorithm.num_iterations {iterations} x updates_per_iteration {updates}"
     rows = [
@@ -26,7 +32,8 @@ def batch_table(work: Work) -> str:
         ("  micro-batches", len(micro) * trains, len(micro), f"at most, {micro[0].count} prompts in each: {tokens}"),
     ]
     if drawn.enabled:
-        size, most = drawn.prompts_per_round or prompts, drawn.max_rounds
+        size = drawn.prompts_per_round or prompts
+        most = drawn.max_rounds
         why = f"at most, {size} to {size * most} prompts drawn: dynamic_sampling.max_rounds {most}"
         rows.insert(3, ("  of rounds", most, "", why))
     lines = aligned(row[:3] for row in rows).splitlines()

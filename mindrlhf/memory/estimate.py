@@ -135,7 +135,9 @@ class Work:
     @cached_property
     def phases(self) -> tuple[str, ...]:
         """Phases of a run, in order."""
-        algorithm, trainer, (train, infer) = self.config.algorithm, self.config.trainer, self.layouts
+        algorithm = self.config.algorithm
+        trainer = self.config.trainer
+        train, infer = self.layouts
         rounds = rounds_rollouts(self.train, self.infer, self.config.rollout.weights)
         scores_old = algorithm.scores_old_policy(self.model.dropout) or (rounds and algorithm.reads_policy)
         conditions = {
@@ -173,7 +175,8 @@ class Work:
                 for role, sizes in parts.items()
                 if role in needed.groups or role not in moving
             }
-        pools, process = pool_bytes(self, rank), process_bytes(self, rank) if device.in_host_memory else 0
+        pools = pool_bytes(self, rank)
+        process = process_bytes(self, rank) if device.in_host_memory else 0
         stays = process + max(pools.values())
         totals = {
             phase: sum(roles.values()) + (stays if process else pools.get(phase, 0)) for phase, roles in held.items()
@@ -184,53 +187,83 @@ class Work:
 
     def engines(self, phase: str) -> list[Engine]:
         """List the engines of one rank in the phase `gen` or `testing`."""
-        config, ranks = self.config, self.infer.parallel.data_parallel
-        sampling, prompt, packed = config.rollout, self.lengths.prompt, bool(self.packed)
-        responses, samples = round_responses(config, ranks), (sampling.num_generations, 1)
+        config = self.config
+        ranks = self.infer.parallel.data_parallel
+        sampling = config.rollout
+        prompt = self.lengths.prompt
+        packed = bool(self.packed)
+        responses = round_responses(config, ranks)
+        samples = (sampling.num_generations, 1)
         if phase == "testing":
-            sampling, prompt, packed = config.validation.completed(config.rollout), self.lengths.problem, False
+            sampling = config.validation.completed(config.rollout)
+            prompt = self.lengths.problem
+            packed = False
             samples = (sampling.num_generations,)
             # If the ranks do not divide the held-out problems, the first ranks have one more.
             responses = (-(-self.lengths.problems // ranks) * sampling.num_generations,)
         bucket = config.train.length_bucket
-        prefix, positions = padded_prefix(prompt, bucket), cache_positions(prompt, sampling.max_new_tokens, bucket)
-        pairs, limit = zip(responses, samples, strict=True), config.rollout.max_slots
+        prefix = padded_prefix(prompt, bucket)
+        positions = cache_positions(prompt, sampling.max_new_tokens, bucket)
+        pairs = zip(responses, samples, strict=True)
+        limit = config.rollout.max_slots
         slots = [(slot_count(limit, count), each) for count, each in pairs if count]
         return [Engine(pool_size(count, each), prefix, count, positions, packed) for count, each in slots]
 
     def micro_batches(self, kind: str) -> Sequence[MicroBatch]:
         """Cut the longest groups for a pass of `kind` (score, update), largest first."""
-        config, parallel = self.config, self.train.parallel
-        groups, least = config.data.prompts_per_step // parallel.data_parallel, 1
+        config = self.config
+        parallel = self.train.parallel
+        groups = config.data.prompts_per_step // parallel.data_parallel
+        least = 1
         if kind == "update":
             groups //= config.algorithm.updates_per_iteration
             least = parallel.micro_batch_num if parallel.pipeline_stage > 1 else 1
-        rollout, train = config.rollout, config.train
-        sizes = (groups, self.lengths.prompt, rollout.num_generations, rollout.max_new_tokens)
-        return cut_alike(*sizes, train.max_tokens_per_micro_batch, train.length_bucket, least)
+        rollout = config.rollout
+        train = config.train
+        return cut_alike(
+            groups=groups,
+            prompt=self.lengths.prompt,
+            samples=rollout.num_generations,
+            response=rollout.max_new_tokens,
+            max_tokens=train.max_tokens_per_micro_batch,
+            bucket=train.length_bucket,
+            least=least,
+        )
 
     def stage(self, role: str, rank: int, updates: bool = False) -> Stage:
         """Describe a rank's part of a role's model, as its graphs see it.
 
         updates: graphs of updates, which may drop adapters' inputs.
         """
-        yaml, part = self.yaml(role), self.models[role][rank]
+        yaml = self.yaml(role)
+        part = self.models[role][rank]
         products = yaml.model.compute_dtype
         dtype = yaml.context.device.activations(products)
-        drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[dtype]
-        place = part.mesh.tp, len(part.layers), part.coordinates.pp == part.mesh.pp - 1, part.sequence
+        drops = updates and part.model.dropout > 0
         return Stage(
-            part.model, *place, itemsize, self.fused and not drops, yaml.recomputes, drops, rounds=products != dtype
+            model=part.model,
+            tp=part.mesh.tp,
+            layers=len(part.layers),
+            is_last=part.coordinates.pp == part.mesh.pp - 1,
+            sequence=part.sequence,
+            itemsize=activations.ITEMSIZE[dtype],
+            fused=self.fused and not drops,
+            recompute=yaml.recomputes,
+            drops=drops,
+            rounds=products != dtype,
         )
 
 
 def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
     """Compute the bytes of each part of the memory groups that a rank has."""
-    infer, generating = work.infers[rank], work.stage(GENERATOR.name, rank)
+    infer = work.infers[rank]
+    generating = work.stage(GENERATOR.name, rank)
     weights: dict[str, list[int]] = {}
     updates: dict[str, list[int]] = {}
     for name, ranks in work.models.items():
-        role, part, apart = ROLES[name], ranks[rank], 0
+        role = ROLES[name]
+        part = ranks[rank]
+        apart = 0
         if role.training:
             apart, moments = _optimizer(part, work.config.memory.swap)
             updates |= {role.training.gradients: [_bytes(part, part.trained)], role.training.moments: moments}
@@ -263,7 +296,8 @@ def _policy(train: Partition, infer: Partition, apart: int, packed: Mapping[bool
 
     apart: bytes of separately updated rows. packed: bytes of packed weights, by whether they train.
     """
-    roles, kept_apart = {}, {True: apart, False: 0}
+    roles = {}
+    kept_apart = {True: apart, False: 0}
     for trains, (shared, training, generating) in POLICY_GROUPS.items():
         mine, theirs = ([spec for spec in part.specs if spec.trains == trains] for part in (train, infer))
         both = _bytes(train, [spec for spec in theirs if train.slices(spec) == infer.slices(spec)])

@@ -60,7 +60,8 @@ def free_memory() -> tuple[int, str]:
 
     These are the machine's, or those of a control group that leaves fewer.
     """
-    free, where = psutil.virtual_memory().available, "on this machine"
+    free = psutil.virtual_memory().available
+    where = "on this machine"
     for controller, (limit, use, cache) in VERSIONS.items():
         for folder in _groups(controller):
             allowed, used = _number(folder / limit), _number(folder / use)
@@ -68,7 +69,8 @@ def free_memory() -> tuple[int, str]:
                 continue
             left = max(0, allowed - used + _cached(folder / "memory.stat", cache))
             if left < free:
-                free, where = left, "in this container"
+                free = left
+                where = "in this container"
     return free, where
 
 

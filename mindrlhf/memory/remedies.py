@@ -25,7 +25,8 @@ def largest_peak(work: Work) -> int:
 
 def remedies(work: Work) -> list[Remedy]:
     """Find settings that lower the largest peak, best first, then all of them together."""
-    limit, options = 0.99 * largest_peak(work), _options(work)
+    limit = 0.99 * largest_peak(work)
+    options = _options(work)
     peaks = {name: largest_peak(with_settings(work, {name: value})) for name, value in options.items()}
     helping = sorted((name for name, peak in peaks.items() if peak < limit), key=peaks.get)
     found = [Remedy(f"{name}={options[name]}", peaks[name]) for name in helping]
@@ -37,7 +38,8 @@ def remedies(work: Work) -> list[Remedy]:
 
 def _options(work: Work) -> dict[str, Any]:
     """Collect settings with possible savings and their values."""
-    config, micro = work.config, work.micro_batches("update")[0]
+    config = work.config
+    micro = work.micro_batches("update")[0]
     fused = work.fused and not work.model.dropout
     recompute = fused and not work.train.recompute.asked and work.train.parallel.pipeline_stage == 1
     options = {
@@ -52,7 +54,8 @@ def _options(work: Work) -> dict[str, Any]:
 
 def with_settings(work: Work, settings: Mapping[str, Any]) -> Work:
     """Change settings of a job: `group.key` -> value."""
-    config, train = work.config, work.train
+    config = work.config
+    train = work.train
     for name, value in settings.items():
         if name == RECOMPUTE:
             train = train.model_copy(update={"recompute": RecomputeSettings(recompute=value)})

@@ -54,7 +54,8 @@ class Residency:
     """
 
     def __init__(self, open_store: Callable[[Sequence], Store], moving: Collection[str] = MEMORY_GROUPS):
-        self._open_store, self._moving = open_store, moving
+        self._open_store = open_store
+        self._moving = moving
         self._parts: dict[str, _Part] = {}
         self._sizes: dict[str, int] = {}  # of each role, whether it moves or not
         self._moved = {"out": 0, "in": 0}
@@ -69,7 +70,8 @@ class Residency:
         A role may have parts, `role.0` and so on.
         zeros: the parameters are all zero, so that they need no file. Raises ValueError for a role that no phase uses.
         """
-        parameters, role = list(parameters), _role(name)
+        parameters = list(parameters)
+        role = _role(name)
         if role not in MEMORY_GROUPS:
             raise ValueError(f"no phase needs the role {name}")
         if name in self._parts:
@@ -146,7 +148,9 @@ class Residency:
         metrics.add("swap/seconds", self._seconds)
         for phase, nbytes in self._resident.items():
             metrics.add_max(f"swap/resident_gb/{phase}", nbytes / GIB)
-        self._moved, self._seconds, self._resident = {"out": 0, "in": 0}, 0.0, {}
+        self._moved = {"out": 0, "in": 0}
+        self._seconds = 0.0
+        self._resident = {}
 
     def _put_away(self, part: _Part) -> None:
         if part.resident:

@@ -5,7 +5,7 @@ It does not count softmax, norms, sampling, rewards, transfers between ranks, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from mindrlhf.memory.activations import ITEMSIZE
 from mindrlhf.memory.estimate import Work
@@ -38,7 +38,7 @@ class Rates:
 
     def shared(self, processes: int) -> "Rates":
         """Divide this machine among processes."""
-        return Rates(*(rate / processes for rate in astuple(self)))
+        return Rates(passes=self.passes / processes, decode=self.decode / processes, memory=self.memory / processes)
 
 
 def measured_rates(work: Work) -> Rates:
@@ -48,8 +48,11 @@ def measured_rates(work: Work) -> Rates:
     """
     from mindrlhf.backend.ceiling import product_rate
 
-    model, dtype, target = work.model, work.train.model.compute_dtype, work.train.context.device_target
-    inner, weights = model.hidden_size, work.config.rollout.weights
+    model = work.model
+    dtype = work.train.model.compute_dtype
+    target = work.train.context.device_target
+    inner = model.hidden_size
+    weights = work.config.rollout.weights
     decoded = work.infer.model.compute_dtype if weights == "train" else weights
 
     def rate(rows: int, numbers: int, *decoded: str) -> float:
@@ -66,10 +69,12 @@ def measured_rates(work: Work) -> Rates:
 
 def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
     """Compute seconds of each phase of a step that runs a model."""
-    config, lengths = work.config, work.lengths
+    config = work.config
+    lengths = work.lengths
     groups = [(lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
     flops = phase_flops(work.roles, groups, config.algorithm.num_iterations)
-    prompts, seconds = config.data.prompts_per_step / len(work.trains), {}
+    prompts = config.data.prompts_per_step / len(work.trains)
+    seconds = {}
     again = work.train.recomputes or work.train.parallel.pipeline_stage > 1
     for name in work.phases:
         kind = PHASES[name].kind
@@ -87,8 +92,12 @@ def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
 
 def _generating(work: Work, rates: Rates) -> float:
     """Compute seconds of a rank's prompts and responses."""
-    config, model, parallel = work.config, work.model, work.infer.parallel
-    samples, length, prompt = config.rollout.num_generations, config.rollout.max_new_tokens, work.lengths.prompt
+    config = work.config
+    model = work.model
+    parallel = work.infer.parallel
+    samples = config.rollout.num_generations
+    length = config.rollout.max_new_tokens
+    prompt = work.lengths.prompt
     token = forward_flops(model, 0, [1])
     cached = ITEMSIZE["bfloat16" if work.packed else "float32"]
     position = 2 * cached * model.num_layers * model.num_kv_heads * model.head_dim
@@ -118,7 +127,12 @@ def forecast(work: Work, ranks: Sequence[Rates | None]) -> dict[str, float] | No
     """
     if None in ranks:
         return None
-    return step_seconds(work, Rates(*map(min, zip(*map(astuple, ranks), strict=True))))
+    slowest = Rates(
+        passes=min(rates.passes for rates in ranks),
+        decode=min(rates.decode for rates in ranks),
+        memory=min(rates.memory for rates in ranks),
+    )
+    return step_seconds(work, slowest)
 
 
 def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None) -> str:

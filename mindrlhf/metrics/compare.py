@@ -19,7 +19,8 @@ from mindrlhf.metrics.timer import STEP
 REWARD_LIMIT, LOSS_LIMIT = 0.04, 0.02
 LOSSES = ("actor/loss", "actor/pg_loss", "train/loss")  # the first that a step has is compared
 ROUNDING = 1e-6  # float32 sums of advantages of about 1 that cancel are below it
-THROUGHPUT, THROUGHPUT_STEPS = "perf/throughput", 4
+THROUGHPUT = "perf/throughput"
+THROUGHPUT_STEPS = 4
 SECONDS = f"timing_s/{STEP}"
 
 Rows = Sequence[Mapping[str, float]]

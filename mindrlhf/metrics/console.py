@@ -170,7 +170,9 @@ class ConsoleWriter:
         self._seen = set()
         self._steps = 0
         self._step_s = deque[float](maxlen=ETA_STEPS)
-        self._header, self._lines, self._functions = "", 0, {}
+        self._header = ""
+        self._lines = 0
+        self._functions = {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         first = not self._steps

@@ -114,12 +114,8 @@ def add_conversations(
 
 
 def add_turns(metrics: MetricSet, groups: Sequence[RolloutGroup]) -> None:
-    """Add `num_turns/*` of conversations as verl counts them.
-
-    Turns are the prompt, the policy's, and answers to them. A conversation ends with a turn of the policy, so it has
-    two for each of these; an answer that the limit cut off is not counted.
-    """
-    metrics.add_summary("num_turns", np.array([2 * one.drawn_turns for group in groups for one in group.rollouts]))
+    """Add `num_turns/*` of conversations (`Rollout.num_turns`)."""
+    metrics.add_summary("num_turns", np.array([one.num_turns for group in groups for one in group.rollouts]))
 
 
 def add_reward_components(metrics: MetricSet, components: Mapping[str, Mapping[str, np.ndarray]]) -> None:

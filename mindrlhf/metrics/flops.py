@@ -25,7 +25,8 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
     """
     attention = model.num_heads * model.head_dim
     keys = model.num_kv_heads * model.head_dim
-    width, layers = model.hidden_size, model.num_layers
+    width = model.hidden_size
+    layers = model.num_layers
     matrices = 2 * layers * (width * (2 * attention + 2 * keys) + 3 * width * model.intermediate_size)
     head = 2 * width * (1 if model.value_head else model.vocab_size)
     answered = times * sum(responses)

@@ -26,7 +26,8 @@ def _divide(sums: Sums) -> float | None:
 
 def _merge_deviations(a: Sums, b: Sums) -> Sums:
     """Merge sums of squared deviations (Chan, Golub and LeVeque 1979)."""
-    (count_a, mean_a, squares_a), (count_b, mean_b, squares_b) = a, b
+    count_a, mean_a, squares_a = a
+    count_b, mean_b, squares_b = b
     count = count_a + count_b
     shift = mean_b - mean_a
     return count, mean_a + shift * count_b / count, squares_a + squares_b + shift * shift * count_a * count_b / count

@@ -52,7 +52,8 @@ class Progress:
             yield self._lines(stream, phase, total, unit)
 
     def _lines(self, stream: TextIO, phase: str, total: int, unit: str) -> Advance:
-        start, shown = self._working_s(), self.clock()
+        start = self._working_s()
+        shown = self.clock()
         done = 0
         whole = total
 

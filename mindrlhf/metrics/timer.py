@@ -32,12 +32,14 @@ class Timers:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         self._open.append(phase)
-        start, compiled = self._clock(), self._compile_s()
+        start = self._clock()
+        compiled = self._compile_s()
         try:
             self._on_phase(phase)
             yield
         finally:
-            elapsed, compiled = self._clock() - start, self._compile_s() - compiled
+            elapsed = self._clock() - start
+            compiled = self._compile_s() - compiled
             self._open.pop()
             if phase not in self._open:
                 self.add(phase, elapsed if phase == STEP else elapsed - compiled)

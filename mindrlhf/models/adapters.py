@@ -10,7 +10,9 @@ FASTER = 10  # best learning rate of adapters, relative to training all weights 
 
 def adapter_line(model: ModelConfig, config: GRPOSettings | SFTSettings) -> str:
     """Describe the parameters that train, dropout, and too low a learning rate."""
-    trained, every, rate = trained_count(model), parameter_count(model), config.optimizer.lr
+    trained = trained_count(model)
+    every = parameter_count(model)
+    rate = config.optimizer.lr
     text = f"{trained:,} of {every:,} parameters train ({trained / every:.2%})"
     if model.dropout:
         text += f"; updates drop {model.dropout:.1%} of their inputs, in composed layers, slower than fused ones"

@@ -37,7 +37,9 @@ class Embedding(nn.Cell):
         self.weight = Weight(weight)
         self.cut = weight.shape[0] != vocab_size
         self.first, self.end = shards.share(vocab_size)
-        self.rank, self.size, self.sequence = shards.rank, shards.size, shards.sequence
+        self.rank = shards.rank
+        self.size = shards.size
+        self.sequence = shards.sequence
         self.leave = shards.leave
         # Every rank looks up the same rows of a whole table, but computes the head's gradient for its own rows only.
         # Both gradients are summed over the ranks together, so the lookup's gradient is divided by their number.
@@ -85,42 +87,73 @@ class Decoder(nn.Cell):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
         numbers = range(config.num_layers) if layers is None else layers
-        self.is_first, self.is_last = is_first, is_last
-        self.shards, self.operators = shards, operators
+        self.is_first = is_first
+        self.is_last = is_last
+        self._hold_device(operators, shards)
         dropout = config.dropout if for_updates else 0.0
         self.drops = dropout > 0
         self.row_inputs = (DROPOUT,) if self.drops else ()
-        self.inputs, self.shared_inputs = (*NAMES, *self.row_inputs), len(NAMES)
+        self.inputs = (*NAMES, *self.row_inputs)
+        self.shared_inputs = len(NAMES)
         self.sides = side_outputs(config, numbers)
         self.model_sides = side_outputs(config, range(config.num_layers))
-        self.linear = operators.linear
-        self.group_view, self.decode_view = operators.group_view, operators.decode_view
-        self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
-        tied, self.head_trains = config.tie_word_embeddings, config.adapter is None
-        table = parameters.get(EMBEDDING)
+        self.hidden_size = config.hidden_size
+        self.head_trains = config.adapter is None
         if self.is_first:
-            self.embed = Embedding(table, config.vocab_size, tied, shards)
+            self.embed = Embedding(parameters.get(EMBEDDING), config.vocab_size, config.tie_word_embeddings, shards)
         if self.is_last:
-            self.final_norm = Norm(parameters["model.norm_out.weight"], config.rms_norm_eps, operators.rms_norm)
-            name = EMBEDDING if tied else VALUE_HEAD if config.value_head else HEAD
-            self.head = Weight(parameters[name], (packed or {}).get(name))
-            self.head_first, self.head_end = shards.share(config.vocab_size)
-            self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
-            self.decoded_head_is_whole = self.head_is_whole and not self.head.is_packed
-            self.decode_head = operators.decode_logits if operators.fused else None
+            self._hold_head(config, parameters, packed or {})
         of_halves = operators.composed if dropout else operators
-        given = config, parameters, of_halves, shards, adapter_rows(config), recompute, dropout, packed or {}
-        self._hold([Layer(Materials(i, *given)) for i in numbers], of_halves)
+        adapters = adapter_rows(config)
+        materials = [
+            Materials(
+                layer=i,
+                config=config,
+                parameters=parameters,
+                operators=of_halves,
+                shards=shards,
+                adapters=adapters,
+                recompute=recompute,
+                dropout=dropout,
+                packed=packed or {},
+            )
+            for i in numbers
+        ]
+        self._hold([Layer(one) for one in materials], of_halves)
         self.positions = max_positions
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
-        self.dtype = operators.activations
         self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps))
-        self.enter = shards.enter
         # The operator that draws several tokens reads the whole model.
         self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and self.last_layer is not None
         self.decode_fused = operators.decode_tokens if self.decodes_tokens else None
-        self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
+
+    def _hold_device(self, operators: Operators, shards: TensorParallel) -> None:
+        """Set the operators, and this rank's place among the tensor-parallel ranks."""
+        self.operators = operators
+        self.linear = operators.linear
+        self.group_view = operators.group_view
+        self.decode_view = operators.decode_view
+        self.dtype = operators.activations
+        self.shards = shards
+        self.enter = shards.enter
+        self.sequence = shards.sequence
+        self.shard = shards.rank
+        self.shard_count = shards.size
+        self.row_shares = shards.size if shards.sequence else 1
+
+    def _hold_head(
+        self, config: ModelConfig, parameters: Mapping[str, Parameter], packed: Mapping[str, Parameter]
+    ) -> None:
+        """Set the last stage's norm and head."""
+        operators = self.operators
+        self.final_norm = Norm(parameters["model.norm_out.weight"], config.rms_norm_eps, operators.rms_norm)
+        name = EMBEDDING if config.tie_word_embeddings else VALUE_HEAD if config.value_head else HEAD
+        self.head = Weight(parameters[name], packed.get(name))
+        self.head_first, self.head_end = self.shards.share(config.vocab_size)
+        self.head_is_whole = self.shards.size > 1 and self.head.shape[0] == config.vocab_size
+        self.decoded_head_is_whole = self.head_is_whole and not self.head.is_packed
+        self.decode_head = operators.decode_logits if operators.fused else None
 
     def _hold(self, made: list[Layer], operators: Operators) -> None:
         """Set this stage's layers, and the facts that follow from their halves."""
@@ -153,7 +186,8 @@ class Decoder(nn.Cell):
 
         inputs: a batch's arrays, in the order of `self.inputs`; split: (N, P, G, R).
         """
-        prefix_lengths, lengths = inputs[PREFIX_LENGTHS], inputs[LENGTHS]
+        prefix_lengths = inputs[PREFIX_LENGTHS]
+        lengths = inputs[LENGTHS]
         rows = inputs[self.shared_inputs :]
         cos, sin = self._angles(inputs[POSITIONS])
         spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
@@ -233,10 +267,12 @@ class Decoder(nn.Cell):
         Returns, per layer, (key, value), each [N, K, P, D].
         """
         n, p = prefix_ids.shape
-        split, lengths = (n, p, 0, 0), ops.full((n,), p).astype("int32")
+        split = (n, p, 0, 0)
+        lengths = ops.full((n,), p).astype("int32")
         inputs = (prefix_ids, lengths, (), lengths, positions)
         given = self.layer_inputs(inputs, split)
-        x, cache = self._embed(prefix_ids.reshape((-1,))), ()
+        x = self._embed(prefix_ids.reshape((-1,)))
+        cache = ()
         for layer in self.inner_layers:
             x, key, value, _ = layer(x, given, split)
             cache += ((self._by_head(key, n), self._by_head(value, n)),)
@@ -284,8 +320,11 @@ class Decoder(nn.Cell):
 
         The operator of that name describes the arguments. Needs `decodes_tokens`. layers: from `decode_parameters`.
         """
-        table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.decoded
-        angles, given = (self.cos, self.sin), self.decode_weights
+        table = self.embed.weight.parameter
+        norm = self.final_norm.weight.parameter
+        head = self.head.decoded
+        angles = (self.cos, self.sin)
+        given = self.decode_weights
         return self.decode_fused(
             slots, uniform, rules, stop_ids, table, angles, norm, head, layers, given, self.numbers
         )

@@ -35,7 +35,9 @@ class InputDropout(nn.Cell):
 
     def __init__(self, name: str, share: float, columns: range):
         super().__init__(auto_prefix=False)
-        self.keys, self.least, self.share = Tensor(column_keys(name, columns)), threshold(share), share
+        self.keys = Tensor(column_keys(name, columns))
+        self.least = threshold(share)
+        self.share = share
 
     def construct(self, x, row_keys):
         """Drop elements of x.

@@ -40,7 +40,10 @@ class LowRank(nn.Cell):
         self, a: Parameter, b: Parameter, scale: float, operators: Operators, dropout: InputDropout | None = None
     ):
         super().__init__(auto_prefix=False)
-        self.a, self.b, self.linear, self.dropout = Weight(a), Weight(b), operators.composed.linear, dropout
+        self.a = Weight(a)
+        self.b = Weight(b)
+        self.linear = operators.composed.linear
+        self.dropout = dropout
         self.scale = scale if dropout is None else scale / (1 - dropout.share)
 
     def construct(self, x, given):
@@ -88,7 +91,9 @@ class Norm(nn.Cell):
 
     def __init__(self, weight: Parameter, eps: float, rms_norm):
         super().__init__(auto_prefix=False)
-        self.weight, self.eps, self.rms_norm = Weight(weight), eps, rms_norm
+        self.weight = Weight(weight)
+        self.eps = eps
+        self.rms_norm = rms_norm
 
     def construct(self, x):
         weight, x = self.weight(x)
@@ -123,11 +128,19 @@ class Materials:
     def linear(self, name: str) -> Linear:
         """Build the linear map of this name within the layer."""
         name = f"{self.prefix}{name}"
-        a, b, adapter = f"{name}.lora_a", f"{name}.lora_b", None
+        a = f"{name}.lora_a"
+        b = f"{name}.lora_b"
+        adapter = None
         if a in self.adapters:
-            matrices, dropout = (self.parameters[a], self.parameters[b]), self._dropout(name, a)
-            adapter = LowRank(*matrices, self.adapters[a].scale, self.operators, dropout)
-        weight, bias = Weight(self.parameters[f"{name}.weight"], self.packed.get(f"{name}.weight")), f"{name}.bias"
+            adapter = LowRank(
+                a=self.parameters[a],
+                b=self.parameters[b],
+                scale=self.adapters[a].scale,
+                operators=self.operators,
+                dropout=self._dropout(name, a),
+            )
+        weight = Weight(self.parameters[f"{name}.weight"], self.packed.get(f"{name}.weight"))
+        bias = f"{name}.bias"
         return Linear(weight, self.parameters.get(bias), adapter, self.operators)
 
     def _dropout(self, name: str, a: str) -> InputDropout | None:
@@ -173,7 +186,8 @@ class Half(nn.Cell):
         adapters = [linear.adapter for linear in linears.values()]
         scales = [0.0 if adapter is None else adapter.scale for adapter in adapters]
         self.scales = (Tensor(np.array(scales, np.float32)),) if any(scales) else ()
-        self.enter, self.leave = given.shards.enter, given.shards.leave
+        self.enter = given.shards.enter
+        self.leave = given.shards.leave
         self.residual = given.shards.rank == 0
         self.form = given.operators.half(name, given.recompute)
         self.fused = self.form is not None
@@ -239,14 +253,19 @@ class AttentionHalf(Half):
         linears = {name: given.linear(f"attention.{name}") for name in ("wq", "wk", "wv", "wo")}
         others = {"norm": norm.weight, "q_norm": q_norm and q_norm.weight, "k_norm": k_norm and k_norm.weight}
         super().__init__(name, ATTENTION_WEIGHTS, linears, others, given)
-        self.norm, self.q_norm, self.k_norm = norm, q_norm, k_norm
+        self.norm = norm
+        self.q_norm = q_norm
+        self.k_norm = k_norm
         self.wq, self.wk, self.wv, self.wo = linears.values()
         self.head_dim = given.config.head_dim
-        self.scale, self.eps = self.head_dim**-0.5, given.config.rms_norm_eps
+        self.scale = self.head_dim**-0.5
+        self.eps = given.config.rms_norm_eps
         self.heads, self.kv_heads = (one.weight.shape[0] // self.head_dim for one in (self.wq, self.wk))
         operators = given.operators
-        self.rotary, self.attend = operators.rotary, operators.group_attention
-        self.decode_attention, self.decode_fused = operators.decode_attention, operators.decode_attention_half
+        self.rotary = operators.rotary
+        self.attend = operators.group_attention
+        self.decode_attention = operators.decode_attention
+        self.decode_fused = operators.decode_attention_half
 
     def construct(self, x, given, split, asking):
         """Run the half on all rows.
@@ -317,7 +336,8 @@ class FeedForwardHalf(Half):
         super().__init__(name, FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight}, given)
         self.norm = norm
         self.w1, self.w3, self.w2 = linears.values()
-        self.swiglu, self.eps = given.operators.swiglu, given.config.rms_norm_eps
+        self.swiglu = given.operators.swiglu
+        self.eps = given.config.rms_norm_eps
         self.decode_fused = given.operators.decode_feed_forward_half
 
     def construct(self, x, given, split, asking):

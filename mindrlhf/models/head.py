@@ -67,8 +67,11 @@ class TokenLogProbs(nn.Cell):
             self.fused_log_probs = operators.token_log_probs
             self.fused_gradient = operators.token_log_probs_gradient
             self.inverse_tensor = Tensor(np.array([1.0 / temperature], np.float32))
-        self.collects, self.sums_head = head_trains and self.fused, head_trains and not self.fused
-        self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
+        self.collects = head_trains and self.fused
+        self.sums_head = head_trains and not self.fused
+        self.rank = shards.rank
+        self.size = shards.size
+        self.stack_ranks = shards.stack
         self.inverse = 1.0 / temperature
         self.chunk_numbers = chunk_numbers
         self.forward_product = ops.MatMul(transpose_b=True)
@@ -162,12 +165,16 @@ class TokenLogProbs(nn.Cell):
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
         if size == tokens:
             return self._forward(hidden, head, targets, used)
-        log_probs, entropy, log_total = (), (), ()
+        log_probs = ()
+        entropy = ()
+        log_total = ()
         for start in range(0, tokens, size):
             rows = hidden[start : start + size]
             rows = ops.depend(rows, log_probs[-1]) if start else rows
             part = self._forward(rows, head, targets[start : start + size], used[start : start + size])
-            log_probs, entropy, log_total = (*log_probs, part[0]), (*entropy, part[1]), (*log_total, part[2])
+            log_probs = (*log_probs, part[0])
+            entropy = (*entropy, part[1])
+            log_total = (*log_total, part[2])
         return ops.concat(log_probs), ops.concat(entropy), ops.concat(log_total), ops.zeros((0,), log_total[0].dtype)
 
     def bprop(self, hidden, head, targets, used, collected, out, d_out):
@@ -177,7 +184,8 @@ class TokenLogProbs(nn.Cell):
             inputs = (hidden, head, targets, used, out[3], out[1], out[2], d_out[0], d_out[1], collected)
             d_hidden, d_head = self._backward(*inputs)
             return d_hidden, d_head, *self._rest(targets, used, collected, d_hidden)
-        d_hiddens, d_head = (), ops.zeros_like(head) if self.sums_head else head
+        d_hiddens = ()
+        d_head = ops.zeros_like(head) if self.sums_head else head
         rows = (hidden, targets, used, out[1], out[2], d_out[0], d_out[1])
         for start in range(0, tokens, size):
             before = (d_head if self.sums_head else d_hiddens[-1]) if start else d_out[0]
@@ -211,7 +219,9 @@ class TokenValues(nn.Cell):
     def __init__(self, shards: TensorParallel | None = None):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
-        self.rank, self.size, self.reduce = shards.rank, shards.size, shards.reduce
+        self.rank = shards.rank
+        self.size = shards.size
+        self.reduce = shards.reduce
         self.product = ops.MatMul(transpose_b=True)
 
     def construct(self, hidden, head):

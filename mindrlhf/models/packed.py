@@ -24,7 +24,9 @@ class PackedWeights:
         parameters: Mapping[str, Parameter],
         rows: Mapping[str, slice] | None = None,
     ):
-        self.weights, self._parameters, self._rows = weights, parameters, rows or {}
+        self.weights = weights
+        self._parameters = parameters
+        self._rows = rows or {}
         self.packed: dict[str, Parameter] = {}
         self.trained: set[str] = set()
         for spec in specs:

@@ -126,7 +126,8 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     A critic's head maps hidden states to one number, and is cut by columns.
     An adapter's matrices follow the weight that they belong to; with adapters nothing else trains.
     """
-    hidden, tied = config.hidden_size, config.tie_word_embeddings
+    hidden = config.hidden_size
+    tied = config.tie_word_embeddings
     table = {"shape": (config.vocab_size, hidden), "cuts": (Cut(TENSOR, 0),)}
     rows = [
         ParameterSpec(
@@ -247,7 +248,8 @@ def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:
     Column-parallel projections (query, key, value, gate, up) are cut by output, row-parallel ones (attention output,
     down) by input, so that one reduction closes each pair. Key and value projections are cut by whole heads.
     """
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
+    inner = config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def norm(name: str, hf_name: str, size: int) -> ParameterSpec:

@@ -56,7 +56,8 @@ class Weight(nn.Cell):
 
     def __init__(self, parameter: Parameter, packed: Parameter | None = None):
         super().__init__(auto_prefix=False)
-        self.parameter, self.is_packed = parameter, packed is not None
+        self.parameter = parameter
+        self.is_packed = packed is not None
         if packed is not None:
             self.packed = packed
         self.collects = self.passes = False
@@ -95,10 +96,13 @@ class Weight(nn.Cell):
 
         buffer: None if the parameter does not train; gradients only pass on to x.
         """
-        self.trigger, self.passes = trigger, True
+        self.trigger = trigger
+        self.passes = True
         if buffer is not None:
-            self.collect, self.collect_rows = _Collect(), _CollectRows()
-            self.buffer, self.collects = buffer, True
+            self.collect = _Collect()
+            self.collect_rows = _CollectRows()
+            self.buffer = buffer
+            self.collects = True
 
 
 def collect_gradients(graph: nn.Cell, parameters: Sequence[Parameter], buffers: Sequence[Parameter]) -> ParameterTuple:

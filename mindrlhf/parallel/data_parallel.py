@@ -13,7 +13,8 @@ class DataParallel:
     """One rank's place among `group`, the global ranks along the data-parallel axis."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
-        self._collectives, self._group = collectives, tuple(group)
+        self._collectives = collectives
+        self._group = tuple(group)
         self.size = len(self._group)
         self.rank = self._group.index(collectives.world.rank)
 

@@ -1,6 +1,6 @@
-"""The sum of gradients over ranks, in place, as one compiled graph."""
+"""The sum of gradients over ranks, in place, as compiled graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mindspore import Parameter, Tensor, nn, ops
 
@@ -10,14 +10,18 @@ from mindrlhf.parallel.buckets import buckets
 
 # Gradients are sent in a few large buffers: a reduction has a fixed cost of milliseconds on CPU.
 BUCKET_NUMBERS = 4 * 2**20
+# Loops over parameters are unrolled, each turn one level deeper, and MindSpore compiles 1000 levels at most.
+GRAPH_PARAMETERS = 128
+
+Bucket = tuple[int, ...]
 
 
-class ReduceGradients(nn.Cell):
-    """Graph that sums parameters over groups of ranks in place.
+class ReduceGradients:
+    """Sum parameters over groups of ranks in place.
 
     groups: (ranks, indices of `gradients`), the same on every rank of a group and in an order in which no rank waits
     for another (`Partition.gradient_groups`). Each group's gradients are sent in at least `aggregation_groups` buckets,
-    none larger than `BUCKET_NUMBERS` or one parameter.
+    none larger than `BUCKET_NUMBERS` or one parameter, and none of more than `GRAPH_PARAMETERS` parameters.
     """
 
     def __init__(
@@ -27,16 +31,44 @@ class ReduceGradients(nn.Cell):
         collectives: Collectives,
         aggregation_groups: int = 1,
     ):
-        super().__init__(auto_prefix=False)
-        self.gradients = gradients
-        self.buckets, self.reduce = (), ()
+        self.buckets: tuple[Bucket, ...] = ()
+        reductions: list[nn.Cell | ops.AllReduce] = []
         for group, indices in groups:
             sizes = [gradients[index].size for index in indices]
             limit = min(BUCKET_NUMBERS, -(-sum(sizes) // aggregation_groups))
             all_reduce = graph_all_reduce(collectives, group)
-            for bucket in buckets(sizes, limit):
+            for bucket in _shortened(buckets(sizes, limit)):
                 self.buckets += (tuple(indices[place] for place in bucket),)
-                self.reduce += (all_reduce,)
+                reductions.append(all_reduce)
+        counts = [len(bucket) for bucket in self.buckets]
+        self._graphs = [
+            _Reduction(gradients, [self.buckets[place] for place in part], [reductions[place] for place in part])
+            for part in buckets(counts, GRAPH_PARAMETERS)
+        ]
+
+    def __call__(self) -> None:
+        for graph in self._graphs:
+            graph()
+
+
+def _shortened(found: Sequence[Bucket]) -> Iterator[Bucket]:
+    """Cut buckets of more than `GRAPH_PARAMETERS` parameters."""
+    for bucket in found:
+        for start in range(0, len(bucket), GRAPH_PARAMETERS):
+            yield bucket[start : start + GRAPH_PARAMETERS]
+
+
+class _Reduction(nn.Cell):
+    """Graph that sums some buckets, one after the other.
+
+    reductions: for each bucket.
+    """
+
+    def __init__(self, gradients: Sequence[Parameter], found: Sequence[Bucket], reductions: Sequence):
+        super().__init__(auto_prefix=False)
+        self.gradients = gradients
+        self.buckets = tuple(found)
+        self.reduce = tuple(reductions)
 
     def construct(self):
         done = Tensor(0.0)

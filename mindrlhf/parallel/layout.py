@@ -202,7 +202,8 @@ def model_layout(
     logits (MindFormers leaves it whole with vocab_emb_dp: its checkpoints are read with their strategy files).
     Raises ValueError if the mesh does not divide the model; `yaml_layout` explains this to the user.
     """
-    heads, tp = model.num_kv_heads, mesh.tp
+    heads = model.num_kv_heads
+    tp = mesh.tp
     if model.num_heads % tp or (heads % tp and tp % heads):
         raise ValueError(f"{tp} tensor-parallel ranks do not share {model.num_heads} query and {heads} key-value heads")
     layers = split_layers(model.num_layers, mesh.pp, offset, where)
@@ -232,7 +233,8 @@ def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
     """Compute the layout that a model YAML asks for, or raise a UserError."""
     parallel = yaml.parallel
     check_layout(yaml, model, parallel.workers)
-    mesh, where = Mesh.of_yaml(yaml), f"{yaml.path}: {GROUP}.offset"
+    mesh = Mesh.of_yaml(yaml)
+    where = f"{yaml.path}: {GROUP}.offset"
     layout = model_layout(model, mesh, offset=yaml.model.offset, vocab_emb_dp=parallel.vocab_emb_dp, where=where)
     trained = [layout.placements[spec.name].shardings for spec in parameter_table(model) if spec.trains]
     idle = set(range(layout.stages)).difference(*trained)
@@ -274,7 +276,8 @@ def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
     grid: list[int] = []
     axes: list[tuple[int, ...]] = [()] * len(spec.shape)
     for axis in STAGE_AXES:
-        length, cut = mesh.lengths[axis], cuts.get(axis)
+        length = mesh.lengths[axis]
+        cut = cuts.get(axis)
         if cut is not None:
             axes[cut.dim] += (len(grid),)
         surplus = cut is not None and cut.parts is not None and length > cut.parts

@@ -68,7 +68,8 @@ class Mesh:
 
     @cached_property
     def _places(self) -> Mapping[int, Coordinates]:
-        return {rank: Coordinates(*place) for rank, place in zip(self.ranks, np.ndindex(*self._shape), strict=True)}
+        places = zip(self.ranks, np.ndindex(*self._shape), strict=True)
+        return {rank: Coordinates(**dict(zip(AXES, place, strict=True))) for rank, place in places}
 
     @property
     def _shape(self) -> tuple[int, ...]:

@@ -41,7 +41,9 @@ class Partition:
     @classmethod
     def every_rank(cls, yaml: ModelYaml, model: ModelConfig) -> list["Partition"]:
         """Compute the parts of all ranks of the mesh, in their order."""
-        mesh, parallel, layout = Mesh.of_yaml(yaml), yaml.parallel, yaml_layout(yaml, model)
+        mesh = Mesh.of_yaml(yaml)
+        parallel = yaml.parallel
+        layout = yaml_layout(yaml, model)
         layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
         shared = parallel.enable_parallel_optimizer and mesh.replicas > 1
         ranks = ((rank, layers[mesh.coordinates(rank).pp]) for rank in mesh.ranks)
@@ -84,7 +86,8 @@ class Partition:
 
     def updated_rows(self, spec: ParameterSpec) -> slice:
         """Rows of this rank's part of a parameter that this rank's optimizer updates."""
-        own, updated = self.slices(spec)[0], self.optimizer_layout.slices(self.rank, spec.name)[0]
+        own = self.slices(spec)[0]
+        updated = self.optimizer_layout.slices(self.rank, spec.name)[0]
         return slice(updated.start - own.start, updated.stop - own.start)
 
     def twins(self, spec: ParameterSpec) -> Group:
@@ -104,7 +107,8 @@ class Partition:
         they use it inside a parallel region (shared key-value heads, norms of a layer, a tied embedding's head) or on
         their slice of the rows; otherwise each has the whole.
         """
-        every, own = self.sequence or spec.inside, self.coordinates.tp
+        every = self.sequence or spec.inside
+        own = self.coordinates.tp
         axes = set(DATA_AXES).difference(cut.axis for cut in spec.cuts)
         members = [rank for rank in self.twins(spec) if every or self.mesh.coordinates(rank).tp == own]
         return tuple(sorted(chain.from_iterable(self.mesh.group(rank, *axes) for rank in members)))

@@ -33,9 +33,11 @@ class PipelineAxis:
     """
 
     def __init__(self, collectives: Collectives | None = None, group: Sequence[int] = (0,)):
-        self.size, self.stage = len(group), 0
+        self.size = len(group)
+        self.stage = 0
         if self.size > 1:
-            self._collectives, self._group = collectives, tuple(group)
+            self._collectives = collectives
+            self._group = tuple(group)
             self._peers = collectives.peers()
             self.stage = self._group.index(collectives.world.rank)
         self.is_first, self.is_last = self.stage == 0, self.stage == self.size - 1

@@ -159,13 +159,15 @@ def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
     for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts again: the same prompt may come twice in a step.
         groups: list[list[Row]] = []
-        prompt, index = None, 0
+        prompt = None
+        index = 0
         for row in members:
             own = (row["prompt_id"], row["occurrence"])
             if own != prompt or row["sample_index"] <= index:
                 groups.append([])
             groups[-1].append(row)
-            prompt, index = own, row["sample_index"]
+            prompt = own
+            index = row["sample_index"]
         steps.append((step, [_sound_experience(group) for group in groups]))
     return steps
 

@@ -93,7 +93,9 @@ class ResponseWriter:
     """
 
     def __init__(self, folder: Path | None, record: RecordParts | None, decode: Callable[[np.ndarray], str]):
-        self._folder, self._record, self._decode = folder, record, decode
+        self._folder = folder
+        self._record = record
+        self._decode = decode
         self._thread = ThreadPoolExecutor(1, "responses", _lower_priority)
         self._begun: Future | None = None
         self._awaited = threading.Event()

@@ -64,7 +64,8 @@ class AnswerReader:
     """
 
     def __init__(self, samples: int | None = None, most_steps: int | None = None):
-        self._samples, self._most_steps = samples, most_steps
+        self._samples = samples
+        self._most_steps = most_steps
         self._steps: dict[Path, tuple[tuple[int, int], StepAnswers]] = {}
         self._packed: dict[str, str] = {}
 
@@ -120,7 +121,10 @@ def _parts(steps: Iterable[StepAnswers]) -> Iterator[list[StepAnswers]]:
 
 
 def _step_answers(step: int, groups: Iterable[RolloutGroupText]) -> StepAnswers:
-    entries, texts, rewards, lengths = [], [], [], []
+    entries = []
+    texts = []
+    rewards = []
+    lengths = []
     for group in groups:
         answers = list(map(answer_entry, group.answers()))
         own = [row["reward"] for row in group.samples]

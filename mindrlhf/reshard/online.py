@@ -69,7 +69,8 @@ class OnlineReshard:
         if len(dtypes) > 1:
             raise ValueError(f"source and destination are to be of one dtype, not of {' and '.join(sorted(dtypes))}")
         shared = {name for name in before & after if source[name] is destination[name]}
-        self.source, self.destination = source, destination
+        self.source = source
+        self.destination = destination
         self._filled = sorted(after - shared)
         self._peers = collectives.peers()
         moved = (copy for copy in plan.copies if copy.destination != rank or copy.parameter not in shared)
@@ -93,7 +94,8 @@ class OnlineReshard:
 
     def verify(self) -> None:
         """Compare checksums (CRC-32) of sources and destinations; every rank calls it."""
-        share, source = self._share, self._given()
+        share = self._share
+        source = self._given()
         sums = {rank: np.empty(len(pieces), np.uint32) for rank, pieces in share.incoming.items()}
         self._peers.exchange(
             {rank: [_source_sums(source, pieces)] for rank, pieces in share.outgoing.items()},
@@ -122,7 +124,8 @@ def gather_full(
     shards: all parts that this rank holds. The first rank's arrays are read-only: in host memory, whole parameters are
     not copied.
     """
-    rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
+    rank = collectives.world.rank
+    itemsize = np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
     peers = collectives.peers()
     first = layout.ranks[0]
@@ -210,7 +213,8 @@ def _check(shards: Shards, layout: Layout, rank: int, itemsize: int) -> set[str]
     for name, part in held.items():
         if name not in shards:
             raise ValueError(f"rank {rank} holds a part of {name}, which is not given")
-        parameter, shape = shards[name], sliced_shape(part)
+        parameter = shards[name]
+        shape = sliced_shape(part)
         if (parameter.shape, parameter.itemsize) != (shape, itemsize):
             raise ValueError(
                 f"{name}: rank {rank} holds {list(shape)} of {itemsize} bytes each, "

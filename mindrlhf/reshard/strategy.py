@@ -138,7 +138,8 @@ def _entries(file: Path, content: bytes) -> Iterator[tuple[str, int, Sharding]]:
 
 
 def _sharding(file: Path, name: str, layout: Any) -> Sharding:
-    grid, maps = tuple(layout.dev_matrix[0].dim or (1,)) if layout.dev_matrix else (), layout.tensor_map
+    grid = tuple(layout.dev_matrix[0].dim or (1,)) if layout.dev_matrix else ()
+    maps = layout.tensor_map
     # A single map has one number for each dimension; several maps have the axes of one dimension each.
     dims = [[number] for number in maps[0].dim] if len(maps) == 1 else [list(each.dim) for each in maps]
     cuts = tuple(tuple(len(grid) - 1 - number for number in numbers if number != -1) for numbers in dims)
@@ -146,7 +147,8 @@ def _sharding(file: Path, name: str, layout: Any) -> Sharding:
     known = bool(grid and maps) and all(0 < count < 1 << 20 for count in grid)
     if not known or not all(0 <= axis < len(grid) for axis in axes) or len(set(axes)) < len(axes):
         raise UserError(f"{file}: the tensor map of {name} does not fit its device matrix {list(grid)}; get it again.")
-    whole, parts = Sharding(grid, cuts), layout.opt_weight_shard_size
+    whole = Sharding(grid, cuts)
+    parts = layout.opt_weight_shard_size
     return _with_optimizer_shards(file, name, whole, parts) if parts else whole
 
 

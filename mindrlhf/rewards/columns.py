@@ -35,7 +35,8 @@ _TYPES: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 
 def encode(values: Mapping[str, Any]) -> dict[str, str]:
     """Write values as texts, with their types in `json_fields`."""
-    texts, types = {}, {}
+    texts = {}
+    types = {}
     for name, value in values.items():
         kind = None if isinstance(value, str) else ABSENT if value is None else _type_of(value) or JSON
         if kind is not None:
@@ -103,5 +104,6 @@ def _type_of(value: Any) -> str | None:
 def _untagged(group: dict[str, Any]) -> Any:
     if set(group) != {TYPE, TEXT}:
         return group
-    kind, text = group[TYPE], group[TEXT]
+    kind = group[TYPE]
+    text = group[TEXT]
     return dict(map(tuple, text)) if kind == PAIRS else _TYPES[kind][2](text)

@@ -268,7 +268,8 @@ class _Reader:
 
     def _atom(self) -> Fraction:
         if self._sign == "(":
-            text, start = self._text, self.end
+            text = self._text
+            start = self.end
             inner = self._group("(", ")")
             if "," in text[start : self.end]:
                 raise _NotANumberError  # (1,234) is a point or an interval

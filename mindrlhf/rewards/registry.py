@@ -1,7 +1,7 @@
 """Reward functions by name: shipped, of a module, or of a file."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType
@@ -82,11 +82,17 @@ class RewardFunction:
         all_of_trl = self.takes_batch and self.further is None and not self.of_verl
         return all_of_trl or not self.given.keys().isdisjoint(IDS)
 
-    def __call__(self, *sample: Any) -> Any:
-        """Score one sample; its values in the order of `Sample`."""
-        one = Sample(*sample)
-        values = sample_arguments(one)
-        values["fields"] = MappingProxyType(one.fields if self.shipped else values["fields"])
+    def __call__(
+        self,
+        prompt: str,
+        completion: str,
+        fields: Mapping[str, str],
+        prompt_ids: Sequence[int] | None = None,
+        completion_ids: Sequence[int] | None = None,
+    ) -> Any:
+        """Score one sample."""
+        values = sample_arguments(Sample(prompt, completion, fields, prompt_ids, completion_ids))
+        values["fields"] = MappingProxyType(fields if self.shipped else values["fields"])
         return finished(self._call(values))
 
     def begin_batch(self, samples: Sequence[Sample], steps: Steps, logged: Logged) -> Any:
@@ -98,15 +104,9 @@ class RewardFunction:
             raise ValueError(f"its parameter {name} is not there: {known}")
         return self._call(values)
 
-    def of_batch(
-        self, samples: Iterable[Sequence[Any]], steps: Steps | None = None, logged: Logged | None = None
-    ) -> Any:
-        """Score samples by one call of a batch function.
-
-        samples: the values of each in the order of `Sample`.
-        """
-        every = [Sample(*sample) for sample in samples]
-        return finished(self.begin_batch(every, steps or Steps(), logged or Logged(len(every))))
+    def of_batch(self, samples: Sequence[Sample], steps: Steps | None = None, logged: Logged | None = None) -> Any:
+        """Score samples by one call of a batch function."""
+        return finished(self.begin_batch(samples, steps or Steps(), logged or Logged(len(samples))))
 
     def _call(self, values: Mapping[str, Any]) -> Any:
         names = [name for name, needed in self.given.items() if needed or name in values]

@@ -48,12 +48,11 @@ def outcomes(returned: Any, count: int, logged: Logged) -> list[Outcome]:
 
     A value that holds no score loses only its sample; any other number of values than `count` raises ValueError.
     """
-    found = f"it returned {type(returned).__name__}"
     if not hasattr(returned, "__iter__") or isinstance(returned, str | bytes | Mapping | Set):
-        raise ValueError(f"{found}, and should return a list of {count} numbers")
+        raise ValueError(f"it returned {type(returned).__name__}, and should return a list of {count} numbers")
     values = list(returned)
     if len(values) != count:
-        raise ValueError(f"{found} of {len(values)} values for {count} completions")
+        raise ValueError(f"it returned {type(returned).__name__} of {len(values)} values for {count} completions")
     converted = []
     for index, value in enumerate(values):
         try:

@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from itertools import chain, compress, count
 from pathlib import Path
@@ -103,14 +103,13 @@ class RewardRunner(AbstractContextManager):
         if any(function.name == "verl" for function in self._settings.all_functions):
             verl.check_sources([prompt.fields for prompt in prompts], data)
 
-    def score(self, given: Sequence[Sequence[Any]], steps_done: int = 0) -> RewardTable:
+    def score(self, samples: Sequence[Sample], steps_done: int = 0) -> RewardTable:
         """Score samples in their order.
 
-        given: the values of each `Sample`. steps_done: of the training.
+        steps_done: of the training.
         """
         if self._closed:
             raise RuntimeError("this RewardRunner is closed")
-        samples = [Sample(*one) for one in given]
         steps = Steps(steps_done, self._total_steps)
         self._drop(process for process in self._processes if not process.alive())  # ended since the last batch
         batch = _Batch(self._calls(len(samples)))
@@ -244,6 +243,23 @@ class _Batch:
         lost = [call for call in self._waiting if function in (None, call.function)]
         self.replies |= {call: [Reply(error=reason)] * len(call.samples) for call in lost}
         self._waiting = deque(call for call in self._waiting if call not in self.replies)
+
+
+def open_rewards(
+    stack: ExitStack,
+    settings: RewardSettings,
+    prompts: Iterable[Prompt],
+    data: str | Path,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    total_steps: int = 0,
+) -> RewardRunner:
+    """Start a runner, which `stack` closes.
+
+    Raises UserError if its functions do not suit the prompts from `data`. functions, total_steps: see `RewardRunner`.
+    """
+    runner = stack.enter_context(RewardRunner(settings, functions, total_steps))
+    runner.check_ground_truths(prompts, data)
+    return runner
 
 
 def _labels(names: Iterable[str]) -> tuple[str, ...]:

@@ -35,7 +35,8 @@ class Generator(RolePart):
         self.rollout_decoder = self.decoder
         if self._weights == "train":
             return
-        model, shards = self.partition.model, self.shards
+        model = self.partition.model
+        shards = self.shards
         specs = decoded_rows(model)
         head = specs[0] if model.tie_word_embeddings else specs[-1]
         whole = shards.size > 1 and parameters[head.name].shape[0] == model.vocab_size

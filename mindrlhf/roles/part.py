@@ -85,7 +85,9 @@ class ModelPart:
         rank = collectives.world.rank
         self.partition = Partition.of_yaml(yaml, model, rank)
         mesh = self.partition.mesh
-        self.yaml, self.collectives, self._max_positions = yaml, collectives.over(mesh.ranks), max_positions
+        self.yaml = yaml
+        self.collectives = collectives.over(mesh.ranks)
+        self._max_positions = max_positions
         self.data_parallel = DataParallel(collectives, mesh.group(rank, *DATA_AXES))
         self.shards = TensorParallel(collectives, mesh.group(rank, TENSOR), sequence=self.partition.sequence)
         self.pipeline = PipelineAxis(collectives, mesh.group(rank, PIPELINE))
@@ -121,11 +123,22 @@ class ModelPart:
         operators: Operators | None = None,
         packed: Parameters | None = None,
     ) -> Decoder:
-        part, yaml = self.partition, self.yaml
-        stage, last = part.coordinates.pp, part.mesh.pp - 1
-        places = (self.shards, part.layers, stage == 0, stage == last, recompute, for_updates, packed)
-        operators = operators or yaml.context.device.operators(yaml.model.compute_dtype)
-        return Decoder(part.model, self.parameters, operators, self._max_positions, *places)
+        part = self.partition
+        yaml = self.yaml
+        stage = part.coordinates.pp
+        return Decoder(
+            part.model,
+            self.parameters,
+            operators or yaml.context.device.operators(yaml.model.compute_dtype),
+            self._max_positions,
+            shards=self.shards,
+            layers=part.layers,
+            is_first=stage == 0,
+            is_last=stage == part.mesh.pp - 1,
+            recompute=recompute,
+            for_updates=for_updates,
+            packed=packed,
+        )
 
     def open_updater(
         self,
@@ -152,7 +165,8 @@ class ModelPart:
             BLOCK_NUMBERS if in_blocks else None,
             self.decoder.operators,
         )
-        groups, buckets = part.gradient_groups(), self.yaml.parallel.gradient_aggregation_group
+        groups = part.gradient_groups()
+        buckets = self.yaml.parallel.gradient_aggregation_group
         reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets) if groups else None
         self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches, seed)
         return self.updater
@@ -164,9 +178,12 @@ class ModelPart:
 
     def _replica_share(self) -> ReplicaShare:
         """Select the rows that this data-parallel replica updates for all."""
-        part, updated, rows = self.partition, {}, []
+        part = self.partition
+        updated = {}
+        rows = []
         for spec in part.trained:
-            parameter, own = self.parameters[spec.name], part.updated_rows(spec)
+            parameter = self.parameters[spec.name]
+            own = part.updated_rows(spec)
             rows.append(own)
             updated[spec.name] = parameter
             if own.stop - own.start < parameter.shape[0]:
@@ -209,7 +226,8 @@ class ModelPart:
         """Yield the optimizer's groups, if the part is trained."""
         if not self.updater:
             return
-        training, optimizer = self.role.training, self.updater.optimizer
+        training = self.role.training
+        optimizer = self.updater.optimizer
         yield training.gradients, list(optimizer.gradients), True
         for number, block in enumerate(optimizer.blocks):
             moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
@@ -223,8 +241,10 @@ class ModelPart:
 
     def moment_arrays(self) -> Arrays:
         """Return the optimizer's moments as `arrays` does."""
-        layout, names = self.partition.optimizer_layout, [spec.name for spec in self.partition.trained]
-        optimizer, prefix = self.updater.optimizer, self.role.training.moment_prefix
+        layout = self.partition.optimizer_layout
+        names = [spec.name for spec in self.partition.trained]
+        optimizer = self.updater.optimizer
+        prefix = self.role.training.moment_prefix
         return {
             f"{prefix}{kind}": (layout, dict(zip(names, moments, strict=True)))
             for kind, moments in (("exp_avg", optimizer.first), ("exp_avg_sq", optimizer.second))
@@ -267,7 +287,8 @@ class ModelPart:
         else:
             deque(tensors, 0)
         if arrays and lora.save != "merged":
-            folder, own = directory.with_name(ADAPTER_FOLDER), adapter_card(card or {})
+            folder = directory.with_name(ADAPTER_FOLDER)
+            own = adapter_card(card or {})
             write_adapter(folder, part.model.adapter, arrays, first.base(part), own, True)
             print(f"the adapter of the {self.what} is in {folder}", flush=True)
 

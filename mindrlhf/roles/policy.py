@@ -23,9 +23,11 @@ class Policy(TrainedModel):
         loss = config.algorithm.loss()  # first, because it may refuse its options
         super().__init__(opening)
         algorithm = config.algorithm
-        temperature, dropout = config.rollout.temperature, self.partition.model.dropout
+        temperature = config.rollout.temperature
+        dropout = self.partition.model.dropout
         head = PolicyLogProbs(self.decoder_for_updates(), temperature, entropy_gradient=algorithm.entropy_coef > 0)
-        objective, swap = open_objective(config, loss, dropout), config.memory.swap
+        objective = open_objective(config, loss, dropout)
+        swap = config.memory.swap
         updater = self.open_updater(head, objective, config.optimizer, config.train, swap, config.seed)
         self.update = PolicyUpdates(config, updater, loss, self.data_parallel)
         self.scores_old = algorithm.scores_old_policy(dropout)

@@ -27,8 +27,11 @@ class Updates:
     """
 
     def __init__(self, what: str, updater: Updater, data_parallel: DataParallel, aggregation: str, limit: int = 1):
-        self._what, self._updater, self._data_parallel = what, updater, data_parallel
-        self._aggregation, self._limit = aggregation, limit
+        self._what = what
+        self._updater = updater
+        self._data_parallel = data_parallel
+        self._aggregation = aggregation
+        self._limit = limit
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Advance) -> Update:
         """Make one update from experiences with the arrays that the objective reads, see `update_groups`."""
@@ -60,7 +63,9 @@ class PolicyUpdates(Updates):
         algorithm = config.algorithm
         limit = algorithm.aggregation_tokens or config.rollout.max_new_tokens
         super().__init__(POLICY.title, updater, data_parallel, loss.aggregation or algorithm.aggregation, limit)
-        self._config, self._loss, self._count = config, loss, 0
+        self._config = config
+        self._loss = loss
+        self._count = 0
 
     def __call__(
         self, experiences: Sequence[Experience], rate: float, progress: Advance, kl_coefficient: float | None = None
@@ -140,7 +145,8 @@ def open_objective(config: GRPOSettings, loss: PolicyLoss, dropout: float = 0.0)
 
     dropout: of the updates; generation has none.
     """
-    algorithm, correction = config.algorithm, config.rollout_correction
+    algorithm = config.algorithm
+    correction = config.rollout_correction
     in_loss = algorithm.beta > 0 and not algorithm.kl_in_reward
     corrects = correction.level is not None
     return policy_objective(

@@ -32,7 +32,8 @@ class Following:
     def move(self, reference: Mapping[str, Parameter], policy: Mapping[str, Parameter]) -> None:
         """Move this rank's reference parameters towards the policy's, by name."""
         for name, parameter in reference.items():
-            mine, its = backend.read(parameter), backend.read(policy[name])
+            mine = backend.read(parameter)
+            its = backend.read(policy[name])
             backend.write(parameter, its if self.share == 1.0 else self.share * its + (1.0 - self.share) * mine)
 
 

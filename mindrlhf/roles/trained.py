@@ -83,7 +83,8 @@ class TrainedModel(RolePart):
 
     def memory_groups(self) -> Iterator[MemoryGroup]:
         yield from self.optimizer_groups()
-        own, published = self.parameters, self._published
+        own = self.parameters
+        published = self._published
         shared = {name for name in own if own[name] is published.get(name)}
         trained = {spec.name for spec in parameter_table(self.partition.model) if spec.trains}
         rows = {True: self.updater.optimizer.own_rows, False: []}

@@ -34,7 +34,8 @@ class Best:
         value = metrics[name]
         better = isfinite(value) and (self.value is None or sign * value > sign * self.value)
         if better:
-            self.value, self.step = value, step
+            self.value = value
+            self.step = step
         return better
 
     def state_dict(self) -> dict[str, Any]:
@@ -43,7 +44,8 @@ class Best:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; a state of another metric is ignored."""
         if state["metric"] == self.metric:
-            self.value, self.step = state["value"], state["step"]
+            self.value = state["value"]
+            self.step = state["step"]
 
 
 @dataclass

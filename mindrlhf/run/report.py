@@ -83,9 +83,11 @@ class Report:
         self._ranks = collectives.size
         self._replicas = training.mesh.replicas
         self._own_rows = training.first_of_replica
-        self._timers, self._residency = timers, residency
+        self._timers = timers
+        self._residency = residency
         self._utilization = Utilization(job.roles, ceiling, iterations)
-        self._metrics, self._diagnosis = MetricSet(), Diagnosis()
+        self._metrics = MetricSet()
+        self._diagnosis = Diagnosis()
         self._writers: Writers | None = None
         self._outputs = Outputs(job.output, job.flags.save_data_file and parts_folder(job.flags.save_data_file))
         self.last: dict[str, float] = {}

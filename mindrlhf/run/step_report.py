@@ -127,7 +127,8 @@ class StepReport(Report):
         """Write a step's metrics once its timers are closed; position: prompts drawn."""
         if not self._own_rows:
             result = StepResult([], [], figures=result.figures)
-        experiences, updates = result.experiences, result.updates
+        experiences = result.experiences
+        updates = result.updates
         metrics, seconds = self._begin()
         add_experience(metrics, experiences, self._data.longest_prompt)
         for role, made in {POLICY: updates, **result.other_updates}.items():

@@ -133,7 +133,8 @@ class Interrupts(StopSignals):
 
     def hold(self) -> None:
         """Hold Ctrl-C back until the context `raised` is entered."""
-        self.received, self._held = None, True
+        self.received = None
+        self._held = True
 
     @contextmanager
     def raised(self) -> Iterator[None]:

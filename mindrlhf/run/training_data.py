@@ -125,18 +125,18 @@ def check_recorded(
     for step, experiences in recorded:
         responses = [rollout.response_ids for experience in experiences for rollout in experience.group.rollouts]
         longest, largest = (max(int(measure(ids)) for ids in responses) for measure in (len, max))
-        there = f"{source}: step {step} has"
         if len(experiences) % unit:
-            raise UserError(
-                f"{there} {len(experiences)} prompts, which data_parallel x updates_per_iteration {unit} does not "
-                "divide; replay it with the settings of the run that recorded it."
-            )
-        if longest > limit:
-            over = f"a response of {longest} tokens, and rollout.max_new_tokens is {limit}"
-            raise UserError(f"{there} {over}; set it to {longest} or more.")
-        if largest >= vocabulary:
-            over = f"token id {largest}, and the model's vocab_size is {vocabulary}"
-            raise UserError(f"{there} {over}; replay it with the model that it was recorded with.")
+            found = f"{len(experiences)} prompts, which data_parallel x updates_per_iteration {unit} does not divide"
+            right = "replay it with the settings of the run that recorded it"
+        elif longest > limit:
+            found = f"a response of {longest} tokens, and rollout.max_new_tokens is {limit}"
+            right = f"set it to {longest} or more"
+        elif largest >= vocabulary:
+            found = f"token id {largest}, and the model's vocab_size is {vocabulary}"
+            right = "replay it with the model that it was recorded with"
+        else:
+            continue
+        raise UserError(f"{source}: step {step} has {found}; {right}.")
 
 
 def check_prompts(

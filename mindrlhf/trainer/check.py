@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from mindrlhf.backend import default_device
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
+from mindrlhf.checkpoint.local import local_model, local_models
 from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenizer
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
@@ -25,7 +26,6 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
 from mindrlhf.flags import LayoutFlags, SFTFlags, TrainFlags
-from mindrlhf.hub.models import local_model, local_models
 from mindrlhf.job import NO_OBJECTS, Job, Objects
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.migration.mindrlhf.translation import MindRLHFTranslation, is_mindrlhfs, is_mindrlhfs_name
@@ -86,7 +86,8 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     yaml = read_train_yaml(flags, flags.load_sft_checkpoint_train, overrides)
     config = load_sft_config(flags.sft_config, overrides[""], yaml.adapter_defaults(), flags.settings, answer)
     check_installed(config.trainer.loggers)
-    config, flags = with_resume(config, flags.resume_training), local_models(flags)
+    config = with_resume(config, flags.resume_training)
+    flags = local_models(flags)
     checkpoint = flags.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
     check_sft(config, yaml, model, started_workers())
@@ -175,7 +176,8 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
     if flags.from_verl is not None:
         flags, given = from_verl(flags, given)
     flags, given, theirs = from_mindrlhf(flags, given)
-    overrides, beneath = split_overrides(given), split_overrides(theirs.overrides if theirs else ())
+    overrides = split_overrides(given)
+    beneath = split_overrides(theirs.overrides if theirs else ())
     train, infer = read_model_yamls(flags, overrides, beneath)
     if theirs:
         batch = theirs.batch(train.parallel, infer.parallel)

@@ -24,7 +24,8 @@ class Credit:
     """
 
     def __init__(self, config: GRPOSettings, data_parallel: DataParallel):
-        self._config, self._data_parallel = config, data_parallel
+        self._config = config
+        self._data_parallel = data_parallel
         self.kl = KLTerm(config.algorithm, data_parallel) if config.algorithm.beta > 0 else None
 
     def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
@@ -32,7 +33,8 @@ class Credit:
 
         everything: the step's experiences of all ranks, in order. own: this rank's experiences, with log-probs.
         """
-        algorithm, batch = self._config.algorithm, self._batch(everything, own)
+        algorithm = self._config.algorithm
+        batch = self._batch(everything, own)
         options = algorithm.options_of(algorithm.method)
         advantages = compute_advantages(algorithm.advantage, batch, **options)
         returns = gae_with_returns(batch, **options)[1] if algorithm.uses_critic else [None] * len(everything)
@@ -40,7 +42,10 @@ class Credit:
         return [_with_credit(e, *pair) for e, pair in zip(own, pairs, strict=True)]
 
     def _batch(self, everything: Sequence[Experience], own: Sequence[Experience]) -> RewardBatch:
-        config, token_rewards, values, ratios = self._config, None, None, None
+        config = self._config
+        token_rewards = None
+        values = None
+        ratios = None
         if self.kl and self.kl.in_reward:
             penalties = [[-self.kl.coefficient * row for row in rows] for rows in self.kl.values(own)]
             token_rewards = self._gathered(penalties)
@@ -104,9 +109,12 @@ class KLTerm:
     """
 
     def __init__(self, settings: AlgorithmSettings, data_parallel: DataParallel):
-        self._target, self._horizon, self._data_parallel = settings.kl_target, settings.kl_horizon, data_parallel
+        self._target = settings.kl_target
+        self._horizon = settings.kl_horizon
+        self._data_parallel = data_parallel
         self._estimate = kl_estimator(settings.kl_estimator)
-        self.coefficient, self.in_reward = settings.beta, settings.kl_in_reward
+        self.coefficient = settings.beta
+        self.in_reward = settings.kl_in_reward
 
     def state_dict(self) -> dict[str, float]:
         """Return the state for a resumed run."""

@@ -51,7 +51,10 @@ class StepSampling:
 
     def begin(self) -> None:
         """Start a new step with the previous step's surplus."""
-        self._with_spread, self.surplus, self._without, self._rounds = self.surplus, [], [], 0
+        self._with_spread = self.surplus
+        self.surplus = []
+        self._without = []
+        self._rounds = 0
         self._drawn.clear()
 
     def wanted(self) -> int:
@@ -97,7 +100,9 @@ class StepSampling:
 
 def has_spread(experience: Experience, config: GRPOSettings) -> bool:
     """Test for differing scores, of `dynamic_sampling.metric`, among responses with a score."""
-    scores, by_function, metric = experience.rewards, experience.rewards_by_function, config.dynamic_sampling.metric
+    scores = experience.rewards
+    by_function = experience.rewards_by_function
+    metric = config.dynamic_sampling.metric
     if metric is not None:
         scores = by_function[metric]
     elif config.reward.overlong_factor:

@@ -61,7 +61,8 @@ class GRPOLoop:
 
     def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
         """Compute log-probs and values of this rank's share, advantages over all, and update."""
-        policy, reference = self.parts.policy, self.parts.get(REFERENCE.name)
+        policy = self.parts.policy
+        reference = self.parts.get(REFERENCE.name)
         experiences = with_drawing_policy(mark_trained(experiences, self.config), step)
         own = self.with_log_probs(policy.data_parallel.share(experiences))
         with self.run.timers("adv"):
@@ -100,7 +101,8 @@ class GRPOLoop:
         If they are not scored, the step's first update gives the old policy's log-probs: it has used all groups.
         """
         seen: list[Update] = []
-        policy, kl = self.parts.policy, self.credit.kl
+        policy = self.parts.policy
+        kl = self.credit.kl
 
         def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
             if seen and not policy.scores_old:
@@ -125,7 +127,8 @@ class GRPOLoop:
         A mini-batch is every n-th group: blocks of each rank's share would depend on the number of ranks.
         warmup_steps: first steps without an update; the learning rate schedule starts after them.
         """
-        parts, updates = self.config.algorithm.updates_per_iteration, []
+        parts = self.config.algorithm.updates_per_iteration
+        updates = []
         per_step = self.config.algorithm.num_iterations * parts
         done, total = ((steps - warmup_steps) * per_step for steps in (step - 1, self.run.total_steps))
         if done < 0:

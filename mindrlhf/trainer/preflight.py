@@ -69,14 +69,16 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     fail later. rewards: given on the ranks that score.
     """
     prompts = [] if data.recorded else data.prompts
-    world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
+    world = collectives.world
+    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     work = Work.of(job.config, job.roles, job.train, job.infer, Lengths(longest)) if prompts else None
     if work and collectives.is_first:
         print(folded(batch_table(work), 4), flush=True)
     answered = roll_call(collectives, world.abort, job.config.trainer.rank_timeout_s)
     for folder in {job.output, job.flags.save_ckpt_dir}:
         check_writable(folder)
-    dtype, threads = job.train.model.compute_dtype, int(os.environ.get("OMP_NUM_THREADS", 1))
+    dtype = job.train.model.compute_dtype
+    threads = int(os.environ.get("OMP_NUM_THREADS", 1))
     ceiling = matmul_ceiling(world.device_target, dtype)
     rates = run_rates(work, data.total_steps, ceiling) if work else None
     own = RankResources(socket.gethostname(), threads, free_memory()[0], ceiling, rates)
@@ -206,7 +208,9 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
 
 def try_reward(runner: RewardRunner, prompt: Prompt, tokenizer: Tokenizer, max_new_tokens: int) -> str:
     """Score three answers to a row; UserError if a function fails for all three."""
-    truth, text, ids = prompt.fields.get("ground_truth", ""), tokenizer.decode(list(prompt.token_ids)), prompt.token_ids
+    truth = prompt.fields.get("ground_truth", "")
+    text = tokenizer.decode(list(prompt.token_ids))
+    ids = prompt.token_ids
     fields = {**prompt.fields, "response_length": "1", "max_new_tokens": str(max_new_tokens)}
     answers = (truth, f"The answer is {truth}.", "")
     table = runner.score([Sample(text, answer, fields, ids, tokenizer.encode(answer)) for answer in answers])

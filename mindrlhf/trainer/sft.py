@@ -41,7 +41,8 @@ class SFTLoop:
 
     def steps(self) -> Iterator[StepRecord]:
         """Train until the run is over; yields each step."""
-        run, stream = self.run, self.data.stream
+        run = self.run
+        stream = self.data.stream
         yield from run.validate_first(self.validation)
         for step in run.steps():
             with run.timers(STEP):

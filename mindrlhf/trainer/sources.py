@@ -7,12 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.data.stream import PromptStream
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.model_roles import GENERATOR
 from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.roles.parts import Parts
+from mindrlhf.rollout.partner import Partner
 from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.checkpointer import Blob, Stateful
 from mindrlhf.run.run import Run
-from mindrlhf.run.training_data import Recorded
+from mindrlhf.run.training_data import Recorded, TrainingData
 from mindrlhf.trainer.dynamic_sampling import StepSampling
 from mindrlhf.types import Experience
 
@@ -93,3 +99,24 @@ class RecordedRollouts:
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Return the experiences recorded for a step."""
         return dict(self.recorded)[step], {}
+
+
+def open_source(
+    config: GRPOSettings,
+    tokenizer: Tokenizer,
+    data: TrainingData,
+    run: Run,
+    parts: Parts,
+    rewards: RewardRunner | None,
+    partner: Partner | None,
+) -> Source:
+    """Open the source of a run.
+
+    These are rollouts of the generator among its parts, or recorded ones without one. rewards: None on ranks that do
+    not score. partner: of conversations.
+    """
+    generator = parts.get(GENERATOR.name)
+    if generator is None:
+        return RecordedRollouts(run, data.recorded)
+    generate = Rollouts(config, tokenizer, data.longest_prompt, generator, rewards, run, partner)
+    return FreshRollouts(run, data.stream, generate, generator.data_parallel, StepSampling(config))

@@ -6,11 +6,11 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mindrlhf.backend.process.launch import World, is_first_process, launch
+from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.open import checkpoint_config
 from mindrlhf.configs.model_yaml import ELSEWHERE, ModelYaml
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.flags import SFTFlags, TrainFlags
-from mindrlhf.hub.models import local_models
 from mindrlhf.job import Job
 from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies

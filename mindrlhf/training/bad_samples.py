@@ -87,7 +87,8 @@ def _only(batch: TrainBatch, kept: Sequence[int], axis: int) -> TrainBatch:
     source = list(np.indices(shape))  # group and sample of each row
     replaced = ~np.isin(source[axis], kept)
     source[axis] = np.where(replaced, kept[0], source[axis])
-    prefixes, rows = source[0][:, 0], np.ravel_multi_index(source, shape).reshape(-1)
+    prefixes = source[0][:, 0]
+    rows = np.ravel_multi_index(source, shape).reshape(-1)
     places = dict.fromkeys(("prefix_ids", "prefix_lengths"), prefixes)
     places |= dict.fromkeys(("input_ids", "targets", "lengths", "mask", "weights"), rows)
     arrays = {name: getattr(batch, name)[at] for name, at in places.items()}

@@ -149,15 +149,19 @@ def pad(
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
     prefix_lengths = np.zeros(batch.count, np.int32)
     input_ids, targets = (np.zeros((rows, batch.response_size), np.int32) for _ in range(2))
-    lengths, mask = np.zeros(rows, np.int32), np.zeros((rows, batch.response_size), np.float32)
+    lengths = np.zeros(rows, np.int32)
+    mask = np.zeros((rows, batch.response_size), np.float32)
     for n, index in enumerate(batch.groups):
         group = groups[index]
         length = prefix_lengths[n] = len(group.prompt_ids) - 1
         prefix_ids[n, :length] = group.prompt_ids[:-1]
         for g, response in enumerate(group.responses):
-            row, size = n * batch.samples + g, len(response)
-            input_ids[row, 0], input_ids[row, 1:size] = group.prompt_ids[-1], response[:-1]
-            targets[row, :size], lengths[row] = response, size
+            row = n * batch.samples + g
+            size = len(response)
+            input_ids[row, 0] = group.prompt_ids[-1]
+            input_ids[row, 1:size] = response[:-1]
+            targets[row, :size] = response
+            lengths[row] = size
             mask[row, :size] = 1.0 if group.sampled is None else group.sampled[g]
 
     by_position = {"positions": places(batch, prefix_lengths)}
@@ -198,7 +202,8 @@ def position_keys(
     inputs = np.zeros((batch.count, batch.samples, batch.response_size), np.int32)
     samples = np.arange(1, batch.samples + 1)[:, None]  # 0 is the prompt
     for n, index in enumerate(batch.groups):
-        counters, last = (*draw, *groups[index].identity), len(groups[index].prompt_ids) - 1
+        counters = (*draw, *groups[index].identity)
+        last = len(groups[index].prompt_ids) - 1
         prefixes[n] = random_keys(*counters, 0, np.arange(batch.prefix_size))
         inputs[n] = random_keys(*counters, samples, last + np.arange(batch.response_size))
     return prefixes, inputs.reshape((-1, batch.response_size))

@@ -31,7 +31,8 @@ class Stage(nn.Cell):
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
-        self.decoder, self.is_first = decoder, decoder.is_first
+        self.decoder = decoder
+        self.is_first = decoder.is_first
 
     def construct(self, x, inputs):
         if self.is_first:
@@ -50,7 +51,9 @@ class PolicyLogProbs(nn.Cell):
         entropy_gradient: bool = False,
     ):
         super().__init__(auto_prefix=False)
-        self.decoder, self.stage, self.sides = decoder, Stage(decoder), decoder.sides
+        self.decoder = decoder
+        self.stage = Stage(decoder)
+        self.sides = decoder.sides
         self.token_log_probs = TokenLogProbs(
             temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.operators, decoder.head_trains
         )
@@ -60,7 +63,8 @@ class PolicyLogProbs(nn.Cell):
         if self.token_log_probs.fused:
             hidden, head, collected = self.decoder.with_fused_head(rows)
         else:
-            (hidden, head), collected = self.decoder.with_head(rows), ()
+            hidden, head = self.decoder.with_head(rows)
+            collected = ()
         used = ops.arange(0, targets.shape[1]).reshape((1, -1)) < inputs[LENGTHS].reshape((-1, 1))
         flat = targets.reshape((-1,)), used.astype("int32").reshape((-1,))
         out = self.token_log_probs(hidden, head, *flat, collected)
@@ -75,7 +79,9 @@ class Values(nn.Cell):
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
-        self.decoder, self.stage, self.sides = decoder, Stage(decoder), decoder.sides
+        self.decoder = decoder
+        self.stage = Stage(decoder)
+        self.sides = decoder.sides
         self.token_values = TokenValues(decoder.shards)
 
     def construct(self, x, inputs, targets):
@@ -114,7 +120,9 @@ class Loss(nn.Cell):
 
     def __init__(self, head: nn.Cell, objective: Objective):
         super().__init__(auto_prefix=False)
-        self.head, self.losses, self.count = head, objective.losses, len(head.decoder.inputs)
+        self.head = head
+        self.losses = objective.losses
+        self.count = len(head.decoder.inputs)
         self.terms = Terms(objective, head.sides, head.decoder.shards.size)
 
     def construct(self, x, targets, mask, weights, *arrays):

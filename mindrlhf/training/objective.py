@@ -79,7 +79,7 @@ def policy_objective(
     old_at, selected_at, rollout_at, reference_at, coefficient_at = (
         fields.index(name) if wanted[name] else -1 for name in list(wanted)[1:]
     )
-    estimate, ratio_of_kl = kl_estimator(kl) if kl else None, _kl_ratio(kl_ratio)
+    kl_term = _kl_term(kl, kl_ratio) if kl else None
 
     def losses(outputs, mask, *given):
         log_probs, entropy = outputs
@@ -96,7 +96,7 @@ def policy_objective(
         metrics["pg_loss"] = total
         metrics["entropy"] = ops.where(mask > 0, entropy, 0.0)
         if reference_at >= 0:
-            metrics["kl"] = estimate(log_probs, given[reference_at], mask) * ratio_of_kl(log_probs, old, mask)
+            metrics["kl"] = kl_term(log_probs, old, given[reference_at], mask)
             total = total + (given[coefficient_at] if coefficient_at >= 0 else beta) * metrics["kl"]
         if entropy_coef > 0:
             total = total - entropy_coef * metrics["entropy"]
@@ -105,16 +105,21 @@ def policy_objective(
     return Objective(fields, losses)
 
 
-def _kl_ratio(level: Level | None) -> Callable:
-    """Make the factor of the KL term: 1, or the ratio now / old."""
+def _kl_term(name: str, level: Level | None) -> Callable:
+    """Make the KL term.
 
-    def ratio(log_probs, old_log_probs, mask):
+    It is an estimate, times the ratio now / old if it has a level.
+    """
+    estimate = kl_estimator(name)
+
+    def term(log_probs, old_log_probs, reference, mask):
+        kl = estimate(log_probs, reference, mask)
         if level is None:
-            return 1.0
+            return kl
         log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-        return ops.exp(row_mean(log_ratio, mask) if level == "sequence" else log_ratio)
+        return kl * ops.exp(row_mean(log_ratio, mask) if level == "sequence" else log_ratio)
 
-    return ratio
+    return term
 
 
 def value_objective(value_clip: float | None) -> Objective:

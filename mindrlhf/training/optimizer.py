@@ -4,7 +4,7 @@ The host checks the global norm before the update: a non-finite gradient never c
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,8 @@ class SquaredNorm(Graph):
 
     def __init__(self, gradients: ParameterTuple, operators: Operators):
         super().__init__("optimizer/norm")
-        self.gradients, self.squared_norm = gradients, operators.squared_norm
+        self.gradients = gradients
+        self.squared_norm = operators.squared_norm
 
     def construct(self):
         return self.squared_norm(self.gradients)
@@ -59,6 +60,10 @@ class ReplicaShare:
     gather: Callable[[], object]
 
 
+def _chosen(parameters: Sequence[Parameter], indices: Iterable[int]) -> ParameterTuple:
+    return ParameterTuple([parameters[index] for index in indices])
+
+
 class Apply(Graph):
     """Update of all parameters and moments by AdamW, in place; gradients are zero afterwards.
 
@@ -70,8 +75,13 @@ class Apply(Graph):
 
     def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]], adamw):
         super().__init__("optimizer/apply", tuple(decays), tuple(rows))
-        self.parameters, self.gradients, self.first, self.second = parameters, gradients, first, second
-        self.decays, self.rows, self.adamw = tuple(decays), tuple(rows), adamw
+        self.parameters = parameters
+        self.gradients = gradients
+        self.first = first
+        self.second = second
+        self.decays = tuple(decays)
+        self.rows = tuple(rows)
+        self.adamw = adamw
 
     def construct(self, *numbers):
         return self.adamw(self.parameters, self.gradients, self.first, self.second, self.decays, self.rows, numbers)
@@ -145,19 +155,20 @@ class AdamW:
         norm = norm or ShardedNorm([True] * len(parameters), float)
         counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
         self._squares = SquaredNorm(ParameterTuple(counted), operators) if counted else None
-        self._sum, self._gather = norm.sum, share.gather
+        self._sum = norm.sum
+        self._gather = share.gather
         sizes = [parameter.size for parameter in parameters]
         self.blocks = buckets(sizes, block_numbers or sum(sizes))
         self.before_block: Callable[[int], None] = lambda block: None
         self._apply = [
             Apply(
-                *(
-                    ParameterTuple([group[i] for i in block])
-                    for group in (share.parameters, self.gradients, self.first, self.second)
-                ),
-                [specs[i].decays for i in block],
-                [(share.rows[i].start, share.rows[i].stop) for i in block],
-                operators.adamw,
+                parameters=_chosen(share.parameters, block),
+                gradients=_chosen(self.gradients, block),
+                first=_chosen(self.first, block),
+                second=_chosen(self.second, block),
+                decays=[specs[i].decays for i in block],
+                rows=[(share.rows[i].start, share.rows[i].stop) for i in block],
+                adamw=operators.adamw,
             )
             for block in self.blocks
         ]

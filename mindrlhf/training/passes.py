@@ -38,7 +38,8 @@ class Passes:
     """Base of both kinds of pass: messages between stages."""
 
     def __init__(self, stage: Stage, axis: PipelineAxis):
-        self.axis, self._decoder = axis, stage.decoder
+        self.axis = axis
+        self._decoder = stage.decoder
 
     def _input(self, batch: TrainBatch) -> np.ndarray:
         """Receive [rows, hidden] from the previous stage; a placeholder in the first stage."""
@@ -62,7 +63,8 @@ class Gradients(Passes):
 
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
         super().__init__(head.stage, axis)
-        self._objective, self._head = objective, head
+        self._objective = objective
+        self._head = head
         if axis.is_last:  # here each forward pass is followed by its backward pass, so one graph does both
             self._backward = LastStageBackward(Loss(head, objective), optimizer).on_arrays
         else:

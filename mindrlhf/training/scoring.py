@@ -21,7 +21,8 @@ class Scorer(Passes):
 
     def __init__(self, head: nn.Cell, settings: TrainSettings, axis: PipelineAxis = WHOLE_MODEL):
         super().__init__(head.stage, axis)
-        self._settings, self._graph = settings, LastStageScores(head) if axis.is_last else StageForward(head.stage)
+        self._settings = settings
+        self._graph = LastStageScores(head) if axis.is_last else StageForward(head.stage)
 
     def __call__(
         self, groups: Sequence[SequenceGroup], progress: Callable[[int], None] = lambda count: None
@@ -31,7 +32,8 @@ class Scorer(Passes):
         outputs = []
         for micro in micros:
             batch = pad(micro, groups)
-            x, arrays = self._input(batch), self._arrays(batch)
+            x = self._input(batch)
+            arrays = self._arrays(batch)
             if self.axis.is_last:
                 outputs.append(self._graph.on_arrays(x, batch.targets, *arrays).asnumpy())
             else:

@@ -64,9 +64,13 @@ class Updater:
         least_micro_batches: int = 1,
         seed: int = 0,
     ):
-        self.optimizer, self._settings, self._reduce = optimizer, settings, reduce_gradients
+        self.optimizer = optimizer
+        self._settings = settings
+        self._reduce = reduce_gradients
         self._least_micro_batches = least_micro_batches
-        self.objective, self._seed, self._drops = objective, seed, head.decoder.drops
+        self.objective = objective
+        self._seed = seed
+        self._drops = head.decoder.drops
         self._gradients = Gradients(head, objective, optimizer, axis)
         self._parts = Timers(compile_seconds)
 

@@ -40,7 +40,8 @@ class Peer(ABC):
         """Take descriptors. first_timeout_s: seconds until its first message."""
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
-        self._reading, self._writing = reading, writing
+        self._reading = reading
+        self._writing = writing
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + first_timeout_s
         self._outbox = memoryview(b"")

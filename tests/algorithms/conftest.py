@@ -1,6 +1,6 @@
 """What the tests of this room share: a loss compiled as the train graph compiles it, and 1,000 awkward batches."""
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -67,13 +67,27 @@ def _random_rewards(rng, sizes):
     return groups
 
 
-@pytest.fixture(scope="session")
-def batches():
-    """1,000 batches of 8 rows x 6 tokens, with empty rows, groups of one, groups without spread and huge log-ratios.
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """float32[1000, 8, 6], 0 outside the mask, where log-probs hold garbage.
 
-    log_probs, old, reference, rollout, mask, values, token_rewards: [1000, 8, 6] (float32 numbers; 0 outside the mask,
-    except that log-probs hold garbage there); lengths int[1000, 8]; rewards: per batch a list of groups float64[G].
+    lengths: int[1000, 8]. rewards: per batch a list of groups float64[G].
     """
+
+    mask: np.ndarray
+    log_probs: np.ndarray
+    old: np.ndarray
+    reference: np.ndarray
+    rollout: np.ndarray
+    values: np.ndarray
+    token_rewards: np.ndarray
+    lengths: np.ndarray
+    rewards: list[list[np.ndarray]]
+
+
+@pytest.fixture(scope="session")
+def batches() -> Batches:
+    """1,000 batches of 8 rows x 6 tokens, with empty rows, groups of one, groups without spread and huge log-ratios."""
     rng = np.random.default_rng(20)
     shape = BATCHES, ROWS, TOKENS
     lengths = rng.integers(0, TOKENS + 1, shape[:2])
@@ -93,7 +107,7 @@ def batches():
         "rollout": near(log_probs, 0.1),
     }
     arrays = {name: np.where(mask > 0, array, garbage).astype(np.float32) for name, array in arrays.items()}
-    return SimpleNamespace(
+    return Batches(
         mask=mask,
         lengths=lengths,
         values=(rng.normal(size=shape) * mask).astype(np.float32),

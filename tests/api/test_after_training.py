@@ -1,7 +1,7 @@
 """What TRL's programs call around a training: uploads, metrics in files, the model card, objects by their path."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 from hub_server import serving
@@ -123,16 +123,40 @@ def test_a_finished_run_is_remembered(trained, model):
     assert again.state.log_history == trainer.state.log_history
 
 
+@dataclass
+class Config:
+    _name_or_path: str
+
+
+@dataclass
+class Wrapped:
+    """A model whose configuration alone knows its path."""
+
+    config: Config
+
+
+class Loaded:
+    """Stands for a model of transformers."""
+
+    def __init__(self, path):
+        self.name_or_path = str(path)
+
+
+class Adapted(Loaded):
+    """With adapters of PEFT."""
+
+    peft_config = {"default": 1}
+
+
 def test_objects_of_transformers_are_read_from_their_path(model, tmp_path, capsys):
-    named = SimpleNamespace(name_or_path=str(model))
+    named = Loaded(model)
     assert GRPOTrainer(named, "gsm8k", GRPOConfig(tmp_path), [{"prompt": "a", "ground_truth": "1"}]).model == str(model)
     assert f"it is read again from {model}, without changes made in memory" in capsys.readouterr().out
-    configured = SimpleNamespace(config=SimpleNamespace(_name_or_path=str(model)))
-    assert SFTTrainer(configured, SFTConfig(tmp_path, **KEYS), ROWS).model == str(model)
-    with pytest.raises(UserError, match="SFTTrainer: model is an object, SimpleNamespace with adapters of"):
-        SFTTrainer(SimpleNamespace(name_or_path=str(model), peft_config={"default": 1}), SFTConfig(tmp_path), ROWS)
+    assert SFTTrainer(Wrapped(Config(str(model))), SFTConfig(tmp_path, **KEYS), ROWS).model == str(model)
+    with pytest.raises(UserError, match="SFTTrainer: model is an object, Adapted with adapters of"):
+        SFTTrainer(Adapted(model), SFTConfig(tmp_path), ROWS)
     with pytest.raises(UserError, match="without a path, and models are read from disk here"):
-        SFTTrainer(SimpleNamespace(name_or_path=""), SFTConfig(tmp_path), ROWS)
+        SFTTrainer(Loaded(""), SFTConfig(tmp_path), ROWS)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import llama_cpp
 
 def test_each_weight_has_a_name_in_the_file():
     model = llama_cpp.qwen()
-    assert set(llama_cpp.names(model.num_layers).values()) == {spec.name for spec in parameter_table(model)}
+    assert set(llama_cpp.names(model).values()) == {spec.name for spec in parameter_table(model)}
 
 
 def test_the_table_has_ratios_of_generation():

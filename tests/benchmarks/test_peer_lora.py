@@ -7,9 +7,14 @@ import pytest
 from workers import ROOT
 
 TORCH = """
-from types import SimpleNamespace
-class Linear(SimpleNamespace): pass
-nn = SimpleNamespace(Linear=Linear)
+from dataclasses import dataclass
+
+@dataclass(eq=False)
+class Linear:
+    in_features: int
+    out_features: int
+
+class nn: Linear = Linear
 """
 PEFT = "def LoraConfig(**settings): return settings"
 SCRIPT = """
@@ -17,7 +22,9 @@ import os, sys
 if "ANEW" not in os.environ:
     os.execve(sys.executable, [sys.executable] + sys.argv, {**os.environ, "ANEW": "1"})
 from torch.nn import Linear
-from types import SimpleNamespace as Parameter
+
+class Parameter:
+    def __init__(self, size, trains): self.numel, self.requires_grad = lambda: size, trains
 
 class Model:
     head, parts = Linear(in_features=4, out_features=50), [Linear(in_features=4, out_features=6)] * 3
@@ -25,7 +32,7 @@ class Model:
     def get_output_embeddings(self): return self.head
     def modules(self): return [self, *self.parts, self.head]
     def named_parameters(self):
-        return [(name, Parameter(numel=lambda n=n: n, requires_grad=trains)) for name, n, trains in self.rows]
+        return [(name, Parameter(n, trains)) for name, n, trains in self.rows]
     def parameters(self): return [parameter for _, parameter in self.named_parameters()]
 
 class GRPOTrainer:

@@ -184,7 +184,7 @@ def test_a_ground_truth_keeps_its_type_in_all_forms(small, form, truth):
 
     for function in (verl, pair):
         bind(function, "f")("p", "c", prompt.fields)
-    bind(batch, "f").of_batch([("p", "c", prompt.fields)])
+    bind(batch, "f").of_batch([Sample("p", "c", prompt.fields)])
     for found, extra_info in seen:
         assert (found, type(found), extra_info) == (truth, type(truth), row["extra_info"])
 

@@ -1,6 +1,7 @@
 """pass@k and maj@k against every draw counted one by one; comparisons against the textbook."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from math import comb, nan
 
@@ -14,12 +15,14 @@ from mindrlhf.evaluation.pass_at_k import (
     Answer,
     compare,
     evaluate,
+    interval,
     ks,
     majority_at_k,
     overall,
     pass_at_k,
     read_answers,
     sign_test,
+    turn_metrics,
     validation_metrics,
 )
 from mindrlhf.files.json import write_json_lines
@@ -149,7 +152,29 @@ def test_verls_names():
     assert "val-aux/gsm8k/acc/best@1/mean" not in four
 
 
+def test_turns_of_conversations():
+    """Over all sources, without the answers that are none; and nothing where there are none."""
+    single, *talks = answers([[1], [0], [0]])
+    talks = [replace(talk, num_turns=turns) for talk, turns in zip(talks, (2, 6), strict=True)]
+    other = replace(answer(0, source="countdown"), num_turns=10)
+    turns = {"num_turns/mean": 6.0, "num_turns/max": 10.0, "num_turns/min": 2.0}
+    assert turn_metrics([single, *talks, other]) == turns
+    metrics = validation_metrics([single, *talks, other])
+    assert {name: value for name, value in metrics.items() if "turns" in name} == {
+        f"val-aux/{name}": value for name, value in turns.items()
+    }
+    assert turn_metrics([single]) == {}
+
+
 # --- comparisons ---
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)]
+)
+def test_the_interval_of_a_share_is_wilson_s(right, count, low, high):
+    """Values of textbooks; the last is Newcombe's example (1998)."""
+    assert interval(right, count) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_sign_test():
@@ -187,10 +212,11 @@ def test_compare_pairs_by_problem():
 
 
 def test_answers_survive_a_file(tmp_path):
-    given = [answer(0), answer(1, score=nan, voted=None, truncated=True)]
+    unscored = answer(1, score=nan, voted=None, truncated=True)
+    given = [answer(0), replace(answer(1), num_turns=4), unscored]
     write_json_lines(tmp_path / "a.jsonl", map(vars, given))
     read = read_answers(tmp_path / "a.jsonl")
-    assert [vars(one) for one in read] == [vars(given[0]), pytest.approx(vars(given[1]), nan_ok=True)]
+    assert [vars(one) for one in read] == [*map(vars, given[:2]), pytest.approx(vars(unscored), nan_ok=True)]
     (tmp_path / "b.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(UserError, match=r"b.jsonl, line 1: is no answer"):
         read_answers(tmp_path / "b.jsonl")
@@ -205,6 +231,7 @@ def test_answers_survive_a_file(tmp_path):
         ({"vote": 12}, "vote"),
         ({"length": 1.5}, "length"),
         ({"truncated": 1}, "truncated"),
+        ({"num_turns": 2.0}, "num_turns"),
         ({"more": 1}, "more"),
     ],
 )

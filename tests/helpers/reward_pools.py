@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
 FAULTS = (Path(__file__).parents[1] / "rewards" / "faulty.py").read_text()
@@ -21,7 +22,7 @@ def runner(*names, workers=1, timeout_s=10.0, weights=None, args=None):
 
 
 def texts(*completions):
-    return [("a prompt", completion, {"ground_truth": "5"}) for completion in completions]
+    return [Sample("a prompt", completion, {"ground_truth": "5"}) for completion in completions]
 
 
 def command(process):

@@ -1,5 +1,6 @@
 """Experiences and data-parallel ranks for tests of a step's parts, without models and processes."""
 
+import math
 import threading
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,8 @@ from responses import LOG_PROBS, with_advantages
 
 from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.trainer.credit import Credit
+from mindrlhf.training.optimizer import UpdateResult
+from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
@@ -125,6 +128,20 @@ def on_ranks(size: int, work) -> list:
     if errors:
         raise errors[0]
     return results
+
+
+def an_update(failed: bool = False, metrics=None, outputs=()) -> Update:
+    """An update that was applied, or was skipped because it failed, with only these numbers."""
+    return Update(
+        result=UpdateResult(grad_norm=math.nan if failed else 1.0, learning_rate=0.1, applied=not failed),
+        loss=0.0,
+        metrics=metrics or {},
+        weighted={},
+        outputs=list(outputs),
+        terms={},
+        sides=(),
+        optimizer_s=0.0,
+    )
 
 
 def rows_of(experiences, field: str):

@@ -16,13 +16,14 @@ from small_model import random_arrays, small_config
 
 from mindrlhf import cli
 from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.checkpoint.local import local_model
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import write_json_lines
 from mindrlhf.hub import download
 from mindrlhf.hub.datasets import dataset_files
-from mindrlhf.hub.models import local_model, read_weight_map
+from mindrlhf.hub.models import read_weight_map
 from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.models.parameters import parameter_table
 
@@ -34,7 +35,7 @@ PROGRAM = """
 import json, sys
 from mindrlhf.errors import UserError
 from mindrlhf.hub.datasets import dataset_files
-from mindrlhf.hub.models import local_model
+from mindrlhf.checkpoint.local import local_model
 for name, *given in map(json.loads, sys.argv[1:]):
     try:
         found = globals()[name](*given)

@@ -9,10 +9,12 @@ from scoring_models import scoring_config, write_scoring_model
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
 TWO_RANKS = ("train_yaml.parallel_config.data_parallel=2", "infer_yaml.parallel_config.data_parallel=2")
 SETTINGS = ("optimizer.lr=1e-3", "train.length_bucket=48", "memory.swap=True", "trainer.save_freq=1")
+ROUNDING = {"rtol": 2e-6, "atol": 1e-6}  # of batches that pad prompts to other lengths, with AVX-512
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +64,12 @@ def test_rewards_are_the_models_scores(task, first):
     for _, step in first.rollouts:
         for group in (experience.group for experience in step):
             for rollout in group.rollouts:
-                texts = tokenizer.decode(group.prompt.token_ids), tokenizer.decode(rollout.response_ids, True)
-                samples.append((*texts, group.prompt.fields))
+                prompt = tokenizer.decode(group.prompt.token_ids)
+                samples.append(Sample(prompt, tokenizer.decode(rollout.response_ids, True), group.prompt.fields))
     with RewardRunner(RewardSettings(functions=functions(task))) as runner:
         table = runner.score(samples)
     for name, values in recorded(first).items():
-        np.testing.assert_array_equal(values, table.by_function[name])
+        np.testing.assert_allclose(values, table.by_function[name], **ROUNDING)
         assert np.ptp(values) > 0
     means = steps(first, "critic/rewards/mean")
     np.testing.assert_allclose(means, table.totals.reshape(len(means), -1).mean(1), rtol=1e-6)
@@ -105,7 +107,7 @@ def test_two_workers_give_the_same_rewards(task, first, tmp_path):
     count = len(first.rollouts[0][1]) * 4
     assert run.responses[:count] == first.responses[:count]
     for name, values in recorded(first).items():
-        np.testing.assert_array_equal(recorded(run)[name][:count], values[:count])
+        np.testing.assert_allclose(recorded(run)[name][:count], values[:count], **ROUNDING)
 
 
 def test_commands_take_models(task, capsys, tmp_path):

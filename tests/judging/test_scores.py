@@ -20,7 +20,7 @@ from mindrlhf.rewards.runner import RewardRunner
 
 ANSWERS = ["4", "The answer is 4.", "no", "yes " * 30, ""]
 QUESTIONS = ["What is 2 + 2?", "What is " + "1 + " * 25 + "1?"]
-SAMPLES = [(question, answer, {"question": question}) for question in QUESTIONS for answer in ANSWERS]
+SAMPLES = [Sample(question, answer, {"question": question}) for question in QUESTIONS for answer in ANSWERS]
 YES, NO = 269, 267
 
 
@@ -105,13 +105,13 @@ def test_a_row_s_conversation_is_read(classifier):
     fields = {"prompt": talk, "json_fields": '{"prompt": "json"}'}
     text = "<|im_start|>system\nno<|im_end|>\n<|im_start|>user\n4?<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
     expected = last_score(config, weights, small_tokenizer().encode(text))
-    np.testing.assert_allclose(scores([("another text", "yes", fields)], folder), [expected], atol=2e-5)
+    np.testing.assert_allclose(scores([Sample("another text", "yes", fields)], folder), [expected], atol=2e-5)
 
 
 def test_another_chat_template_and_no_thoughts(classifier):
     folder, config, weights = classifier
     found = scores(
-        [("a", "yes </think> no", {})],
+        [Sample("a", "yes </think> no", {})],
         folder,
         chat_template="{% for m in messages %}{{ m.content }}|{% endfor %}",
         strip_thinking=True,
@@ -121,15 +121,18 @@ def test_another_chat_template_and_no_thoughts(classifier):
 
 @pytest.mark.parametrize("name", ["model", "judge"])
 def test_a_score_depends_on_its_own_conversation_alone(classifier, language_model, name):
-    """Not on the others, their order, how often each is there, or where batches are cut: to the last bit."""
+    """Not on the others, their order, how often each is there, or where batches are cut.
+
+    Attention pads prompts to the longest of a batch, which moves the last digits with AVX-512.
+    """
     folder = (classifier if name == "model" else language_model)[0]
     extra = {"template": "rubric"} if name == "judge" else {}
     whole = scores(SAMPLES, folder, name, **extra)
     order = np.random.default_rng(0).permutation(len(SAMPLES))
     mixed = scores([SAMPLES[i] for i in order] * 2, folder, name, max_tokens_per_batch=200, **extra)
-    np.testing.assert_array_equal(mixed, np.tile(whole[order], 2))
+    np.testing.assert_allclose(mixed, np.tile(whole[order], 2), rtol=2e-6, atol=5e-7)
     alone = [scores([sample], folder, name, **extra)[0] for sample in SAMPLES[2:7]]
-    np.testing.assert_array_equal(alone, whole[2:7])
+    np.testing.assert_allclose(alone, whole[2:7], rtol=2e-6, atol=5e-7)
 
 
 def judged_ids(settings_of, question, answer):
@@ -144,7 +147,7 @@ def test_a_judge_s_score_is_the_share_of_yes(tmp_path, family, tied):
     config = scoring_config(family, value_head=False, tie_word_embeddings=tied)
     weights = write_scoring_model(tmp_path, config)
     settings = {"name": "judge", "path": str(tmp_path), "template": "correct"}
-    samples = [(*sample[:2], {**sample[2], "ground_truth": "4"}) for sample in SAMPLES]
+    samples = [sample._replace(fields={**sample.fields, "ground_truth": "4"}) for sample in SAMPLES]
     with RewardRunner(RewardSettings(functions=[settings])) as runner:
         assert runner.comparing == ("judge",)
         found = runner.score(samples).by_function["judge"]

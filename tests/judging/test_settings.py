@@ -14,6 +14,7 @@ from scoring_models import (
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
 
@@ -35,7 +36,7 @@ def copy(folders, tmp_path):
 
 def opened(*functions) -> None:
     with RewardRunner(RewardSettings(functions=functions)) as runner:
-        runner.score([("1 + 1", "2", {"question": "1 + 1"})])
+        runner.score([Sample("1 + 1", "2", {"question": "1 + 1"})])
 
 
 def refused(function, *texts) -> None:

@@ -6,6 +6,7 @@ from scoring_models import FAMILIES, TEMPLATE, scoring_config, write_scoring_mod
 from torch_python import run_with_torch
 
 from mindrlhf.configs.grpo import RewardSettings
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
 TALKS = [("What is 2 + 2?", answer) for answer in ("4", "The answer is 4.", "no", "yes " * 40)]
@@ -44,6 +45,6 @@ def test_transformers_give_the_same_scores(tmp_path, family, adapter):
     request = {"folder": str(tmp_path / "own"), "out": str(tmp_path / "theirs"), "talks": TALKS}
     theirs = run_with_torch(CLASSIFIER, request | {"adapter": adapter, "template": TEMPLATE})
     with RewardRunner(RewardSettings(functions=[{"name": "model", "path": str(tmp_path / "theirs")}])) as runner:
-        table = runner.score([(asked, said, {"question": asked}) for asked, said in TALKS])
+        table = runner.score([Sample(asked, said, {"question": asked}) for asked, said in TALKS])
     np.testing.assert_allclose(table.by_function["model"], theirs, rtol=0, atol=1e-4)
     assert np.ptp(theirs) > 0.1

@@ -6,9 +6,10 @@ from scoring_models import scoring_config, small_tokenizer, write_scoring_model
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.judging.questions import JudgeTemplate, read_verdict
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
-FINE = ("1 + 1", "2", {"question": "1 + 1"})
+FINE = Sample("1 + 1", "2", {"question": "1 + 1"})
 
 
 def score(samples, *functions):
@@ -32,7 +33,7 @@ def judge(tmp_path_factory):
 
 def test_a_long_answer_and_a_broken_conversation(classifier):
     broken = {"prompt": '[{"role": 3}]', "json_fields": '{"prompt": "json"}'}
-    samples = [FINE, ("1 + 1", "2 " * 100, {}), ("1 + 1", "2", broken), FINE]
+    samples = [FINE, Sample("1 + 1", "2 " * 100, {}), Sample("1 + 1", "2", broken), FINE]
     table = score(samples, {"name": "model", "path": classifier, "max_length": 64})
     assert np.isnan(table.totals).tolist() == [False, True, True, False]
     assert table.totals[0] == table.totals[3]
@@ -45,7 +46,7 @@ def test_a_long_answer_and_a_broken_conversation(classifier):
 def test_a_template_that_fails_for_some(classifier):
     picky = "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}"
     function = {"name": "model", "path": classifier, "chat_template": picky + "{% endfor %}"}
-    table = score([FINE, ("1", "bad", {}), FINE], function)
+    table = score([FINE, Sample("1", "bad", {}), FINE], function)
     assert np.isnan(table.totals).tolist() == [False, True, False]
     assert "chat template fails" in table.errors["model"][1]
 
@@ -53,7 +54,7 @@ def test_a_template_that_fails_for_some(classifier):
 def test_other_functions_count_with_their_weights(classifier, judge):
     functions = {"name": "model", "path": classifier, "weight": 0.5}, judge, {"name": "length", "args": {"target": 3}}
     fields = {"question": "1 + 1", "response_length": "3"}
-    table = score([("1 + 1", "2", fields)], *functions)
+    table = score([Sample("1 + 1", "2", fields)], *functions)
     parts = [table.by_function[name][0] for name in ("model", "judge", "length")]
     assert table.totals[0] == pytest.approx(0.5 * parts[0] + parts[1] + parts[2], rel=1e-12)
 
@@ -61,7 +62,7 @@ def test_other_functions_count_with_their_weights(classifier, judge):
 def test_generated_verdicts(judge):
     """Random weights say neither word of the first pair; the second's first word is in any text."""
     written = {**judge, "verdict": "generated", "max_new_tokens": 12, "max_length": 256}
-    samples = [FINE, ("1 + 1", "3", {"question": "1 + 1"})]
+    samples = [FINE, Sample("1 + 1", "3", {"question": "1 + 1"})]
     table = score(samples, {**written, "words": ["certainly", "never"]})
     assert np.isnan(table.totals).all()
     assert "the judge says neither certainly nor never: " in table.errors["judge"][0]
@@ -97,7 +98,6 @@ def test_the_last_word_is_the_verdict(text, verdict):
 
 def test_a_judge_s_question():
     from mindrlhf.configs.reward_models import JudgeSettings
-    from mindrlhf.rewards.batches import Sample
 
     def asked(sample, **settings):
         (bare,), (whole,) = JudgeTemplate(JudgeSettings(path="x", **settings)).messages(sample)

@@ -1,7 +1,5 @@
 """Memory limits: chips by name, MindSpore's GB, and control groups of both versions."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from mindrlhf.configs.model_yaml import ModelYaml
@@ -40,7 +38,8 @@ def test_the_smaller_of_setting_and_chip_holds():
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine with 100 bytes free, and the folders of its control groups."""
-    monkeypatch.setattr(limit.psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
+    memory = limit.psutil.virtual_memory()._replace(available=100)
+    monkeypatch.setattr(limit.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(limit, "CGROUPS", tmp_path)
     monkeypatch.setattr(limit, "OWN_GROUP", tmp_path / "own")
     return tmp_path

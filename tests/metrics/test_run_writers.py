@@ -1,7 +1,7 @@
 import sys
-from types import SimpleNamespace
 
 import pytest
+from tracking_package import StandIn
 
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.tracking import TrackingSettings
@@ -34,12 +34,11 @@ def test_csv_is_made_from_jsonl():
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_trackers_get_what_the_settings_say(tmp_path, monkeypatch, name):
-    started = []
-    run = SimpleNamespace(log=lambda values, step: None, finish=lambda: None)
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **given: started.append(given) or run))
+    tracker = StandIn()
+    monkeypatch.setitem(sys.modules, name, tracker)
     tracking = TrackingSettings(loggers=(name,), project_name="p", experiment_name="e", trackers_offline=True)
     open_writers(tmp_path, tracking, total_steps=1, settings={"lr": 1}).close()
-    (given,) = started
+    given = tracker.started
     assert {"p", "e", "offline"} <= {value for value in given.values() if isinstance(value, str)}
     assert given["config"] == {"lr": 1}
 
@@ -55,10 +54,9 @@ def test_an_absent_tracker_leaves_earlier_files_alone(tmp_path, monkeypatch, nam
 
 
 def test_what_was_opened_is_closed_when_another_refuses(tmp_path, monkeypatch):
-    finished = []
-    run = SimpleNamespace(finish=lambda: finished.append(True))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
+    tracker = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", tracker)
     (tmp_path / "tensorboard").write_text("a file in the folder's place")
     with pytest.raises(UserError, match="cannot create the folder"):
         open_writers(tmp_path, TrackingSettings(loggers=("tensorboard", "wandb")), total_steps=3)
-    assert finished == [True]
+    assert tracker.finished

@@ -3,29 +3,13 @@
 import os
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
+from tracking_package import StandIn
 
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.trackers import TrackerWriter
-
-
-class StandIn:
-    """Records what a tracker is asked to do; `trouble` is raised when a run is begun."""
-
-    def __init__(self, trouble=None):
-        self.started, self.logged, self.finished, self.trouble = None, [], False, trouble
-
-    def init(self, **arguments):
-        if self.trouble:
-            raise self.trouble
-        self.started = arguments
-        return SimpleNamespace(log=lambda values, step: self.logged.append((step, values)), finish=self.finish)
-
-    def finish(self):
-        self.finished = True
 
 
 def tracking(offline):

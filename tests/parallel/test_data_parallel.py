@@ -1,20 +1,19 @@
 """The data-parallel axis: shares of a step, and what one rank alone does."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.mesh import Mesh
 
 
 def on_rank(rank, world_size, group=None) -> DataParallel:
-    collectives = Collectives(SimpleNamespace(rank=rank, size=world_size))
+    collectives = Collectives(World(rank, world_size, "CPU"))
     return DataParallel(collectives, range(world_size) if group is None else group)
 
 

@@ -1,7 +1,6 @@
 """Sums of gradients over ranks: buckets, and what is written back."""
 
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
@@ -47,7 +46,31 @@ def test_gradients_are_replaced_by_their_sums_bucket_by_bucket(monkeypatch):
 
 
 def test_at_least_as_many_buckets_as_asked_for():
-    gradients = [SimpleNamespace(size=size) for size in (5, 5, 5, 5)]
+    from mindspore import Parameter, Tensor
+
+    gradients = [Parameter(Tensor(np.zeros(5, np.float32)), name=f"gradient.{i}") for i in range(4)]
     for wanted, expected in ((1, ((0, 1, 2, 3),)), (2, ((0, 1), (2, 3))), (4, ((0,), (1,), (2,), (3,)))):
         reduce = ReduceGradients(gradients, [((0,), [0, 1, 2, 3])], None, wanted)
         assert reduce.buckets == expected
+
+
+def test_parameters_of_a_deep_model_are_summed_in_several_graphs(monkeypatch):
+    """One graph of all of them is deeper than MindSpore compiles."""
+    import mindspore
+    from mindspore import Parameter, Tensor, nn
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+
+    class Twice(nn.Cell):
+        def construct(self, x):
+            return x + x
+
+    monkeypatch.setattr(module, "graph_all_reduce", lambda *_: Twice())
+    count = 600
+    gradients = [
+        Parameter(Tensor(np.full(3, i, np.float32)), name=f"deep.{i}", requires_grad=False) for i in range(count)
+    ]
+    reduce = ReduceGradients(gradients, [((0, 1), list(range(count)))], None)
+    assert [len(bucket) for bucket in reduce.buckets] == [128, 128, 128, 128, 88]
+    reduce()
+    assert [gradient.asnumpy().tolist() for gradient in gradients] == [[2.0 * i] * 3 for i in range(count)]

@@ -1,7 +1,6 @@
 """Updates on any layout give what one process gives: log-probs, losses, gradient norms, entropies, weights."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import sharded_updates
 from sharded_updates import Case, Outcome
 from workers import run_workers
 
+from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.lora import Adapter
 
 TIED = {"tie_word_embeddings": True}
@@ -66,7 +66,7 @@ def on_rank(world, cases: list[Case]) -> list[Outcome]:
 
 def check(workers: int, cases: list[Case]) -> None:
     ranks = run_workers(workers, __file__, "on_rank", cases=cases, timeout=550)
-    alone = SimpleNamespace(rank=0, size=1, device_target="CPU")
+    alone = World(rank=0, size=1, device_target="CPU")
     expected: dict[str, Outcome] = {}
     for index, case in enumerate(cases):
         key = repr(case.model)
@@ -104,7 +104,7 @@ def on_a_half(world) -> Outcome:
 @pytest.mark.msrun
 def test_two_meshes_on_two_ranks_each_train_at_the_same_time():
     """Neither waits for the other, and each equals one process."""
-    alone = sharded_updates.run(SimpleNamespace(rank=0, size=1, device_target="CPU"), Case({}, {}))
+    alone = sharded_updates.run(World(rank=0, size=1, device_target="CPU"), Case({}, {}))
     for rank, found in enumerate(run_workers(4, __file__, "on_a_half", timeout=550)):
         assert_equal(found, alone, HALVES[(0, 1) if rank < 2 else (2, 3)])
 

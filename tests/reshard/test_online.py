@@ -4,7 +4,7 @@ First with ranks as threads of this process, for any layouts; then real workers,
 """
 
 import weakref
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from workers import run_workers
 
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.tcp import NO_CHANNELS
 from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, full_layout, model_layout, sliced_shape
@@ -59,10 +60,10 @@ def assert_same(found: dict[str, Parameter | np.ndarray], expected: dict[str, np
 
 
 def run_collectives(size: int, function) -> list:
-    """`function(rank, collectives)` on a thread for each rank, with as much of `Collectives` as is used here."""
+    """`function(rank, collectives)` on a thread for each rank; only messages between pairs of ranks are possible."""
 
     def run(rank, peers):
-        return function(rank, SimpleNamespace(world=SimpleNamespace(rank=rank), peers=lambda: peers))
+        return function(rank, Collectives(World(rank, size, "CPU", channels=replace(NO_CHANNELS, messages=peers))))
 
     return run_ranks(size, run)
 

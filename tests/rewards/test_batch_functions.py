@@ -10,6 +10,7 @@ from mindrlhf.data.source import SourceRow
 from mindrlhf.data.tasks import parse_rows
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.batches import Sample
 
 SOURCE = """
 import asyncio
@@ -74,7 +75,7 @@ def rewards(table, name):
 
 def test_one_call_with_all_completions_and_columns(path):
     samples = [
-        ("p", text, {"answer": answer, "level": "3"}) for text, answer in (("a 5", "5"), ("b", "5"), ("c 7", "7"))
+        Sample("p", text, {"answer": answer, "level": "3"}) for text, answer in (("a 5", "5"), ("b", "5"), ("c 7", "7"))
     ]
     with runner(f"{path}:matching", f"{path}:length", weights=[1.0, 0.1]) as pool:
         table = pool.score(samples)
@@ -93,7 +94,7 @@ def test_values_are_those_of_the_dataset(path):
     fields = [prompt_fields(task.name, row) for row in parsed]
     assert all(isinstance(value, str) for row in fields for value in row.values())
     with runner(f"{path}:told") as pool:
-        table = pool.score([("rendered", "4", fields[0]), ("Say second:", "second", fields[1])])
+        table = pool.score([Sample("rendered", "4", fields[0]), Sample("Say second:", "second", fields[1])])
     assert not table.errors["told"]
     assert rewards(table, "told") == [4.0, None]
 

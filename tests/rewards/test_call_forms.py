@@ -184,7 +184,8 @@ def test_values_have_their_types(path):
         names = json.dumps([*json.loads(extra.get("json_fields", "[]")), "ground_truth"])
         assert scores(path, "typed_verl", ["a"], {"ground_truth": truth, **extra, "json_fields": names}) == [1]
     with runner("gsm8k") as pool:  # a shipped function reads the text
-        assert pool.score([("", "#### 42", {"ground_truth": "42", "json_fields": '["ground_truth"]'})]).totals == [1]
+        fields = {"ground_truth": "42", "json_fields": '["ground_truth"]'}
+        assert pool.score([Sample("", "#### 42", fields)]).totals == [1]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ import pytest
 SCRIPT = """
 import sys
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
 functions = tuple(RewardFunctionSettings(name=name) for name in sys.argv[1:])
 runner = RewardRunner(RewardSettings(functions=functions, timeout_s=1.0))
-print(*runner.score([("", "process", {})]).totals.tolist(), flush=True)
-runner.score([("", sys.stdin.readline().strip(), {})])
+print(*runner.score([Sample("", "process", {})]).totals.tolist(), flush=True)
+runner.score([Sample("", sys.stdin.readline().strip(), {})])
 sys.stdin.readline()
 """
 

@@ -10,6 +10,7 @@ from reward_pools import FAULTS, command, runner, texts
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.process import Reply
 from mindrlhf.rewards.runner import HOPELESS_AFTER, RewardRunner
 from mindrlhf.rewards.table import build_table
@@ -83,7 +84,7 @@ def test_a_ground_truth_that_is_missing_is_told_beforehand(faults):
     with runner(f"{faults}:constant", "format") as pool:
         assert pool.comparing == ()
         pool.check_ground_truths(prompts, "open.mindrecord")
-        assert pool.score([("q", "a", prompts[1].fields)]).totals[0] == 1.0
+        assert pool.score([Sample("q", "a", prompts[1].fields)]).totals[0] == 1.0
     with runner(f"{faults}:constant", "gsm8k") as pool:
         pool.check_ground_truths(prompts[:1], "open.mindrecord")
         with pytest.raises(UserError, match=r"open\.mindrecord: row 7 has no ground truth, .* 'gsm8k' compares"):
@@ -152,7 +153,7 @@ def test_the_overlong_punishment_makes_no_total_of_its_own(faults):
     settings = RewardSettings(functions=(named,), overlong_factor=0.5, overlong_buffer=4)
     fields = {"ground_truth": "5", "response_length": "8", "max_new_tokens": "10"}
     with RewardRunner(settings) as pool:
-        table = pool.score([("a prompt", completion, fields) for completion in ("1", "none")])
+        table = pool.score([Sample("a prompt", completion, fields) for completion in ("1", "none")])
     assert pool.names == ("fault", "soft_overlong")
     np.testing.assert_array_equal(table.by_function["soft_overlong"], np.float32([-0.5, -0.5]))
     np.testing.assert_array_equal(table.totals, np.float32([1 - 0.5 * 0.5, np.nan]))
@@ -193,11 +194,11 @@ def test_a_function_that_always_hangs_is_given_up_for_the_batch(faults):
 
 def test_order_does_not_depend_on_speed(faults):
     draw = np.random.default_rng(0)
-    samples = [("", str(number), {"seconds": str(draw.uniform(0, 0.004))}) for number in range(100)]
+    samples = [Sample("", str(number), {"seconds": str(draw.uniform(0, 0.004))}) for number in range(100)]
     with runner(f"{faults}:doze", workers=3) as pool:
         table = pool.score(samples)
     np.testing.assert_array_equal(table.totals, np.arange(100, dtype=np.float32))
-    assert (table.seconds["doze"] >= [float(fields["seconds"]) * 0.99 for _, _, fields in samples]).all()
+    assert (table.seconds["doze"] >= [float(sample.fields["seconds"]) * 0.99 for sample in samples]).all()
 
 
 def test_no_samples(faults):
@@ -213,14 +214,14 @@ def test_any_text_travels(faults):
         "def same(prompt, completion, fields): return prompt == completion == fields['t']"
     )
     with runner(f"{faults.parent / 'echo.py'}:same") as pool:
-        table = pool.score([(text, text, {"t": text}) for text in nasty])
+        table = pool.score([Sample(text, text, {"t": text}) for text in nasty])
     np.testing.assert_array_equal(table.totals, np.ones(len(nasty), np.float32))
 
 
 def test_workers_stay_light(faults):
     modules = ("mindspore", "numpy", "pydantic", "math_verify")
     with runner(f"{faults}:loaded", "gsm8k") as pool:
-        table = pool.score([("", "", {"module": name, "ground_truth": "1"}) for name in modules])
+        table = pool.score([Sample("", "", {"module": name, "ground_truth": "1"}) for name in modules])
     np.testing.assert_array_equal(table.by_function["loaded"], np.zeros(len(modules), np.float32))
 
 
@@ -273,7 +274,7 @@ def test_closing_ends_everything(faults):
 def test_what_a_hanging_function_has_started_ends_with_it(faults):
     seconds = f"1000.{os.getpid()}"  # a command line that no other process has
     with runner(f"{faults}:fault", timeout_s=0.4) as pool:
-        table = pool.score([("", "1", {}), ("", "deaf", {"sleep": seconds})])
+        table = pool.score([Sample("", "1", {}), Sample("", "deaf", {"sleep": seconds})])
         assert table.timeouts == {"fault": 1}
         assert [process for process in psutil.process_iter() if command(process) == ["sleep", seconds]] == []
 

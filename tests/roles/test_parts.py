@@ -1,10 +1,9 @@
 """Policy, reference and critic of one process: memory roles, arrays to save, publishing and export."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from scoring_models import small_tokenizer
 from sharded_updates import Case, model_yaml
 from small_model import POSITIONS, small_config
 
@@ -86,9 +85,8 @@ def test_equal_layouts_share_the_published_weights(opened):
 
 
 def test_a_part_exports_its_weights(opened, tmp_path):
-    tokenizer = SimpleNamespace(eos_token_id=1, token_to_id=lambda token: None, save=lambda folder: None)
     parts, _ = opened()
-    parts["critic"].save_hf(tmp_path / "critic", tokenizer)
+    parts["critic"].save_hf(tmp_path / "critic", small_tokenizer())
     stored = load_file(tmp_path / "critic" / "model.safetensors")
     for spec in parts["critic"].partition.specs:
         np.testing.assert_array_equal(stored[spec.hf_name], backend.read(parts["critic"].parameters[spec.name]))

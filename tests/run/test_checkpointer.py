@@ -1,15 +1,16 @@
 """When a run is saved, what is restored, and how it ends before its last step; without a model."""
 
-from types import SimpleNamespace
-
 import jobs
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor
 from sharded_files import layout_of
+from step_parts import an_update
 from training_states import TOKEN, arrays_of
 
 from mindrlhf import backend
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.finite import first_not_finite
 from mindrlhf.checkpoint.resume import choose, locate
 from mindrlhf.checkpoint.store import CheckpointStore
@@ -17,7 +18,7 @@ from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
 from mindrlhf.run import checkpointer
 from mindrlhf.run.checkpointer import Checkpointer, Managed
-from mindrlhf.run.stop_signals import Stopped
+from mindrlhf.run.stop_signals import Stopped, StopSignals
 
 
 class Counter:
@@ -50,7 +51,7 @@ class Run:
 
     def __init__(self, folder, total=6, others=False, **settings):
         settings = TrainerSettings(**settings)
-        self.signals = SimpleNamespace(wanted=False)
+        self.signals = StopSignals()
         self.parameters = {
             kind: {name: Parameter(Tensor(array), name=f"{kind}.{name}") for name, array in named.items()}
             for kind, named in arrays_of(0).items()
@@ -62,10 +63,9 @@ class Run:
         self.store = CheckpointStore(
             folder, 0, (0,), TOKEN, **writing, implied=lambda: self.flushed.append(self.steps())
         )
-        collectives = SimpleNamespace(
-            all_reduce_max=lambda own: np.maximum(own, 1.0) if others else own,
-            size=2 if others else 1,
-        )
+        collectives = Collectives(World(0, 2 if others else 1, "CPU"))
+        if others:
+            collectives.all_reduce_max = lambda own: np.maximum(own, 1.0)
         groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
         self.checkpointer = Checkpointer(settings, total, self.store, self.signals, collectives)
@@ -78,8 +78,7 @@ class Run:
             for parameter in named.values():
                 backend.write(parameter, backend.read(parameter) + 1)
         self.counter.value, self.bulk.value = step, 10 * step
-        update = SimpleNamespace(result=SimpleNamespace(failed=failed))
-        self.checkpointer.after_step(step, metrics or {}, [update])
+        self.checkpointer.after_step(step, metrics or {}, [an_update(failed)])
 
     def steps(self):
         return sorted(int(path.name[5:]) for path in self.folder.glob("step_*"))
@@ -225,7 +224,7 @@ def test_a_best_metric_that_does_not_exist(tmp_path):
 def test_a_wish_to_stop_after_a_step(tmp_path):
     run = Run(tmp_path)
     run.step(1)
-    run.signals.wanted = True
+    run.signals.reason = "a signal"
     run.step(2)
     with pytest.raises(Stopped, match=r"after step 2 of 6 is saved in .*--resume_training auto"):
         run.checkpointer.between_phases()
@@ -235,7 +234,7 @@ def test_a_wish_to_stop_after_a_step(tmp_path):
 def test_a_wish_to_stop_after_the_last_step_comes_too_late(tmp_path):
     run = Run(tmp_path, total=1)
     run.step(1)
-    run.signals.wanted = True
+    run.signals.reason = "a signal"
     run.checkpointer.between_phases()
     assert run.checkpointer.saved is None
 
@@ -246,7 +245,7 @@ def test_a_step_that_is_left_half_way_is_not_saved(tmp_path):
     run.step(1)
     run.counter.value, run.bulk.value = 99, 99
     run.checkpointer.within_phase()
-    run.signals.wanted = True
+    run.signals.reason = "a signal"
     with pytest.raises(Stopped, match="after step 1 of 6"):
         run.checkpointer.within_phase()
     checkpoint, _ = choose(locate(tmp_path))
@@ -255,7 +254,7 @@ def test_a_step_that_is_left_half_way_is_not_saved(tmp_path):
 
 def test_nothing_to_save_before_the_first_step(tmp_path):
     run = Run(tmp_path)
-    run.signals.wanted = True
+    run.signals.reason = "a signal"
     with pytest.raises(Stopped, match="nothing to save; start again with the same command"):
         run.checkpointer.between_phases()
     assert run.steps() == []
@@ -292,7 +291,7 @@ def test_spoiled_weights_replace_no_good_ones(tmp_path, kind, value):
     with pytest.raises(UserError, match=rf"step 2: the {kind}'s parameter {last} holds NaN .*step_000001 is whole"):
         run.step(2)
     assert jobs.files(tmp_path) == before
-    run.signals.wanted = True
+    run.signals.reason = "a signal"
     with pytest.raises(UserError, match=r"lower optimizer\.lr"):  # a wish to stop saves it no more than a step does
         run.checkpointer.between_phases()
 
@@ -324,8 +323,8 @@ def test_too_much_memory(tmp_path, monkeypatch):
 
 def test_one_rank_stops_all(tmp_path):
     run = Run(tmp_path, others=True)
-    run.signals.wanted = True
+    run.signals.reason = "a signal"
     run.checkpointer.within_phase()  # the others would wait for this one
-    run.signals.wanted = False
+    run.signals.reason = None
     with pytest.raises(Stopped):
         run.checkpointer.between_phases()

@@ -1,12 +1,12 @@
 """What makes a run this one: a checkpoint is refused when what its prompts are compared with has changed."""
 
-from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
+import json
 
 import numpy as np
 import pytest
 
+from mindrlhf.checkpoint.manifest import Manifest
+from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
@@ -31,28 +31,38 @@ def identity(*truths, ids=(1, 2, 3)):
     return run_identity(GRPOSettings(), ROLES, ModelYaml(path="train.yaml"), data)
 
 
-def check(saved, run):
-    check_identity(SimpleNamespace(folder=Path("step_000002"), run=saved, understood=nullcontext), run, first=False)
+@pytest.fixture
+def check(tmp_path):
+    """A function that checks a saved identity against that of the run to resume."""
+    checkpoint = tmp_path / "step_000002"
+    checkpoint.mkdir()
+
+    def check(saved, run):
+        state = {"counters": {}, "run": saved, "groups": {}, "layouts": []}
+        (checkpoint / "state.json").write_text(json.dumps(state))
+        check_identity(Checkpoint(checkpoint, Manifest(step=2, files={})), run, first=False)
+
+    return check
 
 
-def test_the_same_prompts_and_ground_truths_go_on():
+def test_the_same_prompts_and_ground_truths_go_on(check):
     check(identity("5", "7", None), identity("5", "7", None))
 
 
 @pytest.mark.parametrize("truths", [("5", "8"), ("57", ""), ("7", "5"), ("5", None)])
-def test_other_ground_truths_are_refused(truths):
+def test_other_ground_truths_are_refused(check, truths):
     with pytest.raises(
         UserError, match=r"step_000002: was trained on the same prompts with other ground truths; resume"
     ):
         check(identity("5", "7"), identity(*truths))
 
 
-def test_other_prompts_are_refused_first():
+def test_other_prompts_are_refused_first(check):
     with pytest.raises(UserError, match="was trained on other prompts"):
         check(identity("5"), identity("7", ids=(1, 2)))
 
 
-def test_dropout_may_change_and_ranks_may_not():
+def test_dropout_may_change_and_ranks_may_not(check):
     def with_adapter(**changes):
         model = MODEL.model_copy(update={"adapter": Adapter(**{"rank": 4, "alpha": 8} | changes)})
         return {**identity("5"), "model": model.model_dump(mode="json")}
@@ -65,7 +75,7 @@ def test_dropout_may_change_and_ranks_may_not():
         check(with_adapter(), with_adapter(rank=8))
 
 
-def test_an_earlier_checkpoint_says_nothing_of_them():
+def test_an_earlier_checkpoint_says_nothing_of_them(check):
     saved = identity("5")
     del saved["prompts"]["ground_truths_crc32"]
     check(saved, identity("7"))

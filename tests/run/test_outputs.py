@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 from training_states import save, states, stores
@@ -12,6 +11,7 @@ from mindrlhf.files import atomic
 from mindrlhf.files.naming import step_path
 from mindrlhf.run.outputs import Outputs
 from mindrlhf.run.run import Run
+from mindrlhf.run.step_report import StepReport
 
 
 def test_what_a_checkpoint_implies_is_synced_before_it(tmp_path, monkeypatch):
@@ -54,7 +54,8 @@ def test_an_error_of_closing_takes_no_other_ones_place(first, caplog):
     def close():
         raise UserError("rollouts.mindrecord: cannot be written")
 
-    run.report = SimpleNamespace(close=close)
+    run.report = StepReport.__new__(StepReport)
+    run.report.close = close
 
     def end():
         with ExitStack() as stack:

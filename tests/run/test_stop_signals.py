@@ -10,6 +10,7 @@ import pytest
 
 from mindrlhf.backend.process.msrun import Msrun
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.run import stop_signals
 from mindrlhf.run.stop_signals import SIGNALS, StopSignals
@@ -137,7 +138,7 @@ def test_reward_functions_have_no_signal_blocked(tmp_path):
     settings = RewardSettings(functions=[RewardFunctionSettings(name=f"{tmp_path}/rewards.py:blocked")])
     with StopSignals(), RewardRunner(settings) as runner:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= set(SIGNALS)
-        assert runner.score([("prompt", "answer", {})]).totals.tolist() == [0.0]
+        assert runner.score([Sample("prompt", "answer", {})]).totals.tolist() == [0.0]
 
 
 ASKED = """

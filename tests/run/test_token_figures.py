@@ -1,9 +1,7 @@
 """Figures of single tokens: whose they are, after several updates, on several ranks."""
 
-from types import SimpleNamespace
-
 import numpy as np
-from step_parts import experience, with_context
+from step_parts import an_update, experience, with_context
 
 from mindrlhf.run.token_figures import of_widest, widest, with_token_figures
 
@@ -22,7 +20,7 @@ def update(groups, shift: float, dual: bool = False):
     metrics = {"policy_kl": rows(0.01), "entropy": rows(0.1), "clip_fraction": rows(0.0)}
     if dual:
         metrics["dual_clip_fraction"] = [tuple(np.ones_like(row) for row in group) for group in rows(0.0)]
-    return SimpleNamespace(metrics=metrics)
+    return an_update(metrics=metrics)
 
 
 def test_the_widest_spread_comes_first():
@@ -63,7 +61,7 @@ def test_a_step_without_updates_has_the_advantage_alone():
 def test_a_loss_without_these_metrics_has_fewer_figures():
     one = experience(1, [0.0, 1.0])
     entropy = {"entropy": [tuple(np.ones(3, np.float32) for _ in range(2))]}
-    [got] = with_token_figures([one], [SimpleNamespace(metrics=entropy)], parts=1, most=1)
+    [got] = with_token_figures([one], [an_update(metrics=entropy)], parts=1, most=1)
     assert list(got.token_figures[0]) == ["advantage", "entropy"]
 
 

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from workers import run_msrun
 
+from mindrlhf.evaluation.pass_at_k import read_answers
+
 ENVIRONMENT = '''
 import random
 import time
@@ -63,7 +65,8 @@ def task(tmp_path_factory) -> jobs.Task:
 def first(task, tmp_path_factory) -> jobs.Run:
     folder = tmp_path_factory.mktemp("first")
     problems = f"data.val_dataset={task.folder}/test.mindrecord"
-    held_out = (problems, "trainer.test_freq=1", "trainer.val_before_train=False", "validation.reward=environment")
+    drawn = ("validation.reward=environment", "validation.temperature=1.0")
+    held_out = (problems, "trainer.test_freq=1", "trainer.val_before_train=False", *drawn)
     assert jobs.call(task.train(folder, *settings(task.folder), *held_out)) == 0
     return jobs.Run(folder)
 
@@ -93,9 +96,22 @@ def test_a_run_with_an_environment(first):
         assert row["tools/failure_frequency"] == row["conversation/lost"] == 0
         assert row["reward/environment/mean"] > 1
         assert row["conversation/tool_tokens"] == 0
-        (right,) = (row[name] for name in row if name.startswith("val-core/"))
-        assert right == 0  # nothing is worth 1, but the environment has given a reward
         assert row["val-aux/arithmetic/response_length/mean"] > 3
+
+
+def test_held_out_problems(first):
+    """As training counts them: two for each that the environment was given, two more for one that was cut off."""
+    for row in first.metrics:
+        answers = read_answers(first.folder / "validation" / f"step_{row['step']:06d}.jsonl")
+        (right,) = (row[name] for name in row if name.startswith("val-core/"))
+        assert right == np.mean([answer.score >= 1 for answer in answers]) > 0, "the environment gives the rewards"
+        turns = [answer.num_turns for answer in answers]
+        assert 2 < max(turns) <= 6
+        for answer in answers:
+            more = answer.num_turns - 2 * int(answer.score)
+            assert more == 0 or (more == 2 and answer.truncated), answer
+        found = {name: row[f"val-aux/num_turns/{name}"] for name in ("mean", "max", "min")}
+        assert found == {"mean": pytest.approx(np.mean(turns)), "max": max(turns), "min": min(turns)}
 
 
 def test_a_replay_of_conversations_gives_the_same_update(task, first, tmp_path):

@@ -1,11 +1,14 @@
 """What a job stands on, part by part; the whole block is seen in the runs of `test_grpo_runs.py`."""
 
+import shutil
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.tcp import Channels, SocketPeers
+from mindrlhf.backend.process.launch import World
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.configs.loading import load_grpo_config
@@ -47,8 +50,10 @@ class Mailboxes:
                 self.news.wait_for(lambda: self.boxes[source, rank], timeout=1)
                 into[:] = self.boxes[source, rank].pop(0) if self.boxes[source, rank] else 0
 
-        peers = SimpleNamespace(send=send, receive=receive)
-        return SimpleNamespace(world=SimpleNamespace(rank=rank, size=4), ranks=range(4), peers=lambda: peers)
+        peers = SocketPeers({})
+        peers.send = send
+        peers.receive = receive
+        return Collectives(World(rank, 4, "CPU", channels=Channels(messages=peers, gathers=peers, sums=peers)))
 
 
 def call(mailboxes, limit_s):
@@ -78,8 +83,7 @@ def test_the_missing_rank_is_named():
 
 
 def test_one_process_calls_nobody():
-    alone = SimpleNamespace(world=SimpleNamespace(rank=0, size=1), ranks=(0,))
-    assert roll_call(alone, pytest.fail, limit_s=5) == 0.0
+    assert roll_call(Collectives(World(0, 1, "CPU")), pytest.fail, limit_s=5) == 0.0
 
 
 def test_memory_that_will_not_do_is_said_before_the_run():
@@ -111,7 +115,8 @@ def test_disk(tmp_path, monkeypatch):
     assert trained < every / 8
     assert needs(*saving, model=adapted) == (every + 3 * trained, every + 9 * trained)
     assert needs("algorithm.advantage=gae")[0] == weights + 4 * parameter_count(MODEL.as_critic())
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * weights))
+    usage = shutil.disk_usage(tmp_path)._replace(free=4 * weights)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage)
     assert "NOT ENOUGH" not in disk_line(tmp_path, weights, 4 * weights)
     assert "NOT ENOUGH for all of them; lower trainer.save_max_ckpt_num" in disk_line(
         tmp_path, weights, 4 * weights + 1
@@ -155,13 +160,20 @@ def runner(functions, *names):
     return RewardRunner(RewardSettings(functions=[{"name": f"{functions}:{name}"} for name in names]))
 
 
-CODEC = SimpleNamespace(decode=str, encode=lambda text: [len(text)])
+class Codec:
+    """A tokenizer whose texts are the lists of their tokens."""
+
+    def decode(self, ids):
+        return str(ids)
+
+    def encode(self, text):
+        return [len(text)]
 
 
 def test_rewards_are_tried_on_one_row(functions, caplog):
     prompt = Prompt(0, np.array([1, 2], np.int32), {"ground_truth": "72"})
     with runner(functions, "right", "picky") as rewards:
-        line = try_reward(rewards, prompt, CODEC, 256)
+        line = try_reward(rewards, prompt, Codec(), 256)
     assert "right 1, 0, 0 (" in line
     assert "picky 0.5, 0.0588, failed (" in line, "one that fails for some answers is let through"
     assert "picky failed in the preflight" in caplog.text
@@ -169,13 +181,13 @@ def test_rewards_are_tried_on_one_row(functions, caplog):
         runner(functions, "right", "broken") as rewards,
         pytest.raises(UserError, match=r"broken fails on the first row of the data, whatever the answer \(.*no such"),
     ):
-        try_reward(rewards, prompt, CODEC, 256)
+        try_reward(rewards, prompt, Codec(), 256)
 
 
 def test_the_overlong_punishment_is_tried_with_the_limit_of_the_run():
     prompt = Prompt(0, np.array([1, 2], np.int32), {"ground_truth": "72"})
     with RewardRunner(RewardSettings(overlong_factor=1.0, overlong_buffer=64)) as rewards:
-        assert "soft_overlong 0, 0, 0 (" in try_reward(rewards, prompt, CODEC, 256)
+        assert "soft_overlong 0, 0, 0 (" in try_reward(rewards, prompt, Codec(), 256)
 
 
 def test_trackers_are_looked_for(monkeypatch):

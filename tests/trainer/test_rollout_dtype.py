@@ -1,7 +1,6 @@
 """Correction for rollouts of another dtype than the trained policy's."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,9 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.roles.parts import Parts
 from mindrlhf.roles.policy import Policy
 from mindrlhf.roles.policy_updates import policy_log_probs
+from mindrlhf.run.run import Run
 from mindrlhf.trainer.check import correction_defaults, read_settings
+from mindrlhf.trainer.credit import Credit
 from mindrlhf.trainer.grpo import GRPOLoop
 
 
@@ -101,8 +102,10 @@ def test_scored_log_probs_are_the_old_ones_only_of_several_updates(scores_old):
     own = tuple(np.full(3, -1, np.float32) for _ in range(2))
     policy = Policy.__new__(Policy)
     policy.scorer, policy.scores_old = (lambda groups: [own] * len(groups)), scores_old
-    run = SimpleNamespace(timers=Timers())
-    loop = GRPOLoop(load_grpo_config(None, []), None, Parts(policy=policy), SimpleNamespace(kl=None), run)
+    run = Run.__new__(Run)
+    run.timers = Timers()
+    config = load_grpo_config(None, [])
+    loop = GRPOLoop(config, None, Parts(policy=policy), Credit(config, None), run)
     kept = tuple(np.full(3, -2, np.float32) for _ in range(2))
     fresh, carried = loop.with_log_probs([experience(1, [0, 1]), experience(2, [0, 1], old_log_probs=kept)])
     assert fresh.rows("scored_log_probs") is carried.rows("scored_log_probs") is own

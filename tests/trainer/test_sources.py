@@ -1,12 +1,17 @@
 """Sources of experiences: recorded ones, and one that is made up here, of which the loop knows nothing."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jobs
 import pytest
 
-from mindrlhf.trainer import build
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World
+from mindrlhf.configs.grpo import TrainerSettings
+from mindrlhf.run.checkpointer import Checkpointer
+from mindrlhf.run.run import Run
+from mindrlhf.run.stop_signals import StopSignals
+from mindrlhf.trainer import sources
 from mindrlhf.trainer.sources import FreshRollouts, RecordedRollouts
 
 SETTINGS = ("optimizer.lr=1e-2", "train.length_bucket=48", "train.max_tokens_per_micro_batch=240")
@@ -49,7 +54,7 @@ def fresh(task, tmp_path_factory) -> jobs.Run:
 def test_a_source_one_step_behind_needs_no_other_loop(task, fresh, tmp_path, monkeypatch):
     """Step 2 trains on what the untrained weights say; the update of step 1, on the same as ever, is the same."""
     untrained = train(task, tmp_path / "untrained", "optimizer.lr=0", "trainer.total_steps=2")
-    monkeypatch.setattr(build, "FreshRollouts", OneBehind)
+    monkeypatch.setattr(sources, "FreshRollouts", OneBehind)
     behind = train(task, tmp_path / "behind")
     assert [{e.policy_step for e in experiences} for _, experiences in behind.rollouts] == [{1}, {1}, {2}]
     assert tokens(behind.rollouts[0]) == tokens(fresh.rollouts[0])
@@ -60,7 +65,9 @@ def test_a_source_one_step_behind_needs_no_other_loop(task, fresh, tmp_path, mon
 
 def test_recorded_steps_keep_their_numbers():
     recorded = [(step, [f"experiences of {step}"]) for step in (2, 3, 7)]
-    source = RecordedRollouts(SimpleNamespace(first_step=1), recorded)
+    run = Run.__new__(Run)
+    run.checkpointer = Checkpointer(TrainerSettings(), 7, None, StopSignals(), Collectives(World(0, 1, "CPU")))
+    source = RecordedRollouts(run, recorded)
     assert [(step, *source.collect(step)) for step in source.steps()] == [(*entry, {}) for entry in recorded]
-    resumed = RecordedRollouts(SimpleNamespace(first_step=3), recorded)
-    assert list(resumed.steps()) == [7]
+    run.checkpointer._step = 2
+    assert list(source.steps()) == [7]

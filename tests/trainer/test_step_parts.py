@@ -1,12 +1,21 @@
 """Advantages, KL term, loss weights and token choice of a step: by definition, and the same on any number of ranks."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from responses import with_advantages
-from step_parts import Rank, advantages, assert_same_rows, experience, on_ranks, rows_of, with_context, without
+from step_parts import (
+    Rank,
+    advantages,
+    an_update,
+    assert_same_rows,
+    experience,
+    on_ranks,
+    rows_of,
+    with_context,
+    without,
+)
 
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
 from mindrlhf.algorithms.aggregation import MODES
@@ -16,12 +25,15 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.roles.parts import Parts
+from mindrlhf.roles.policy import Policy
 from mindrlhf.roles.policy_updates import PolicyUpdates, loss_weights
 from mindrlhf.roles.reference import Following
+from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepReport
-from mindrlhf.trainer.credit import KLTerm
+from mindrlhf.trainer.credit import Credit, KLTerm
 from mindrlhf.trainer.dynamic_sampling import mark_trained
 from mindrlhf.trainer.grpo import GRPOLoop
+from mindrlhf.training.objective import Objective
 from mindrlhf.types import put_back, taken
 
 
@@ -193,8 +205,9 @@ def test_tokens_that_were_not_sampled_do_not_steer(step):
 
 
 def test_tokens_that_were_not_sampled_do_not_count_as_mismatch(step):
-    report = SimpleNamespace(_gather=lambda sums: [sums])
-    expected, got = (StepReport._mismatch(report, given, []) for given in (step, list(map(with_context, step))))
+    report = StepReport.__new__(StepReport)
+    report._gather = lambda sums: [sums]
+    expected, got = (report._mismatch(given, []) for given in (step, list(map(with_context, step))))
     assert got == expected
     assert expected["rollout_corr/chi2_token"] != 0
 
@@ -202,11 +215,11 @@ def test_tokens_that_were_not_sampled_do_not_count_as_mismatch(step):
 class Recorded:
     """Stands for an updater: keeps what it was given."""
 
-    objective = SimpleNamespace(fields=("advantages", "selected"))
+    objective = Objective(("advantages", "selected"), losses=None)
 
     def __call__(self, groups, rate, **fields):
         self.rate, self.fields = rate, fields
-        return SimpleNamespace(bad_samples=())
+        return an_update()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -253,7 +266,7 @@ def test_tokens_that_were_not_sampled_are_not_chosen(step):
 def test_nothing_to_train_on_moves_nothing(step):
     settings = load_grpo_config(None, [])
     updater = Recorded()
-    updater.objective = SimpleNamespace(fields=("advantages",))
+    updater.objective = Objective(("advantages",), losses=None)
     left_out = [replace(one, trained=np.zeros(3, bool)) for one in step]
     update = lambda rank: PolicyUpdates(settings, updater, policy_loss("clip"), rank)  # noqa: E731
     on_ranks(1, lambda rank: update(rank)(left_out, 0.1, lambda share: None))
@@ -287,12 +300,17 @@ def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
     def update(part, rate, advance, kl_coefficient):
         seen.append([e.tokens.get("old_log_probs") for e in part])
         outputs = [tuple(np.full(n, -float(len(seen)), np.float32) for n in e.lengths) for e in part]
-        return SimpleNamespace(outputs=outputs)
+        return an_update(outputs=outputs)
 
-    config = load_grpo_config(None, ["algorithm.num_iterations=3"])
-    parts = Parts(policy=SimpleNamespace(scores_old=False, update=update))
-    run = SimpleNamespace(total_steps=1, timers=Timers(), progress=Progress(enabled=False))
-    trainer = GRPOLoop(config, None, parts, SimpleNamespace(kl=None), run)
+    config = load_grpo_config(None, ["algorithm.num_iterations=3", "algorithm.beta=0"])
+    policy = Policy.__new__(Policy)
+    policy.scores_old = False
+    policy.update = update
+    run = Run.__new__(Run)
+    run.total_steps = 1
+    run.timers = Timers()
+    run.progress = Progress(enabled=False)
+    trainer = GRPOLoop(config, None, Parts(policy=policy), Credit(config, None), run)
     assert len(trainer.update_policy(fresh, 1)) == 3
     first, *later = seen
     assert [rows is None for rows in first] == [True, False, True, True]

@@ -6,13 +6,12 @@ taken in float64; those of the collectives are tested in `tests/backend` and `te
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from responses import with_advantages
 from small_model import SmallModel
-from step_parts import experience, on_ranks
+from step_parts import an_update, experience, on_ranks
 
 from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.configs.grpo import GRPOSettings, TrainSettings
@@ -92,7 +91,7 @@ class Subject:
 
             def updater(groups, rate, **arguments):
                 given.update(arguments, groups=groups)
-                return SimpleNamespace(bad_samples=())
+                return an_update()
 
             updater.objective = cutter.updater.objective
             PolicyUpdates(config, updater, self.loss, rank)(rank.share(experiences), 0.0, lambda share: None)

@@ -1,7 +1,5 @@
 """Side outputs of layers, and terms of the loss from them: in one process, in a pipeline, and computed again."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from small_updater import assert_close
@@ -9,8 +7,9 @@ from watched import COEFFICIENT, LAYERS, TERM, WATCHED, Subject, watched
 from workers import run_workers
 
 from mindrlhf.backend.cpu import CPU
+from mindrlhf.backend.process.launch import World
 
-ALONE = SimpleNamespace(rank=0, size=1, device_target="CPU")
+ALONE = World(rank=0, size=1, device_target="CPU")
 SHARDED = [({"pipeline_stage": 2, "offset": (1, 0)}, False), ({"model_parallel": 2}, True)]  # and recomputing
 NAMES = (
     "model.tok_embeddings.embedding_weight",

@@ -136,7 +136,8 @@ def _decide(result: MindRLHFTranslation, merged: Layer) -> None:
     if top_k in given:
         result.put("rollout.top_k", max(0, given[top_k]), top_k)
     for group in ("ref_config", FLAT):
-        sync, steps = f"{group}.sync_ref_model", f"{group}.ref_model_sync_steps"
+        sync = f"{group}.sync_ref_model"
+        steps = f"{group}.ref_model_sync_steps"
         if given.get(sync) is True:
             result.put("algorithm.reference_sync_steps", given.get(steps, 50), sync, steps)
         result.used |= {sync, steps}

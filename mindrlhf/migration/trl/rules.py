@@ -84,8 +84,10 @@ class RunRules(TRLTranslation):
 
     def saving(self) -> None:
         """Set when checkpoints are written, and the metric of the best one."""
-        strategy, steps = self("save_strategy"), self("save_steps")
-        best, greater = self("metric_for_best_model"), self("greater_is_better")
+        strategy = self("save_strategy")
+        steps = self("save_steps")
+        best = self("metric_for_best_model")
+        greater = self("greater_is_better")
         if strategy == "best":
             self.put("trainer.save_freq", None, "save_strategy")
         elif strategy is not None or steps is not None:

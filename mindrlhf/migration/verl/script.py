@@ -128,7 +128,8 @@ class _Shell:
 
     def _expanded(self, raw: str, inside: bool = False) -> str:
         """Expand text; inside: of double quotes, where values are not split into words."""
-        parts, at = [], 0
+        parts = []
+        at = 0
         while at < len(raw):
             end = _end(raw, at, inside)
             sign = raw[at]
@@ -197,7 +198,9 @@ def _statements(text: str) -> Iterator[list[str]]:
 
     One after `&&` or `||` begins with that sign.
     """
-    words, at, start = [], 0, 0
+    words = []
+    at = 0
+    start = 0
     text = f"{text}\n"
     while at < len(text):
         sign = text[at]

@@ -15,8 +15,10 @@ VERL_DEFAULTS, FILE_DEFAULTS = _FACTS["defaults"], _FACTS["file_defaults"]
 COPIED = _FACTS["copied"]
 COPIED_WITH = _FACTS["copied_with"]
 COPIED_OR_NULL = _FACTS["copied_or_null"]
-NAMES, MEGATRON_MODULES = _FACTS["names"], _FACTS["megatron_modules"]
-NEEDLESS, ELSEWHERE = _FACTS["needless"], _FACTS["elsewhere"]
+NAMES = _FACTS["names"]
+MEGATRON_MODULES = _FACTS["megatron_modules"]
+NEEDLESS = _FACTS["needless"]
+ELSEWHERE = _FACTS["elsewhere"]
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,13 @@ class Chat:
 class Vocabulary:
     """Tokenizer settings that `vocab.json` and `merges.txt` lack.
 
-    split: regular expression that cuts text before byte-level BPE.
+    split: regular expression that cuts text before byte-level BPE; gguf: its names in GGUF files.
     control: special tokens in the order of their ids; markup: added tokens that decode as ordinary text, after them.
     config: content of `tokenizer_config.json`.
     """
 
     split: str
+    gguf: tuple[str, ...]
     control: tuple[str, ...]
     markup: tuple[str, ...]
     config: Mapping[str, str]
@@ -70,6 +71,9 @@ class Family:
     mindformers: MindFormers' configuration class for this family alone, if it has one.
     as_llama: MindFormers also writes it as `LlamaConfig`; the biases distinguish such families.
     vocabulary: for a family that publishes `vocab.json` and `merges.txt`.
+    gguf: its architecture in GGUF files, if they are read and written.
+    gguf_heads: projections whose rows have another order there (the two halves of a head alternate) -> field of the
+        model with their number of heads.
     halves: (model, index of a decoder layer) -> names of its attention half and feed-forward half in `models.layer`.
     layer_rows: (model, index of a decoder layer, its rows in `models.parameters`) -> this family's rows of the layer,
         with its names and further parameters.
@@ -89,6 +93,8 @@ class Family:
     mindformers: str | None = None
     as_llama: bool = False
     vocabulary: Vocabulary | None = None
+    gguf: str | None = None
+    gguf_heads: Mapping[str, str] = field(default_factory=dict)
     halves: Callable[[Any, int], tuple[str, str]] = lambda model, layer: ("attention", "feed_forward")
     layer_rows: Callable[[Any, int, list], list] = lambda model, layer, rows: rows
 

@@ -22,4 +22,6 @@ FAMILY = Family(
     without=("attention_bias", "mlp_bias"),
     hf_settings={"attention_bias": False, "mlp_bias": False},
     as_llama=True,
+    gguf="llama",
+    gguf_heads={"self_attn.q_proj": "num_heads", "self_attn.k_proj": "num_kv_heads"},
 )

@@ -13,6 +13,7 @@ CHATML = Chat(
 VOCABULARY = Vocabulary(
     split=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
     r"|\s+",
+    gguf=("qwen2", "stablelm2"),
     control=(
         *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
         *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
@@ -36,4 +37,5 @@ FAMILY = Family(
     mindformers="Qwen2Config",
     as_llama=True,
     vocabulary=VOCABULARY,
+    gguf="qwen2",
 )

@@ -18,4 +18,5 @@ FAMILY = Family(
     without=("attention_bias",),
     hf_settings={"attention_bias": False, "use_sliding_window": False},
     mindformers="Qwen3Config",
+    gguf="qwen3",
 )
