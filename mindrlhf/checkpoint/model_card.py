@@ -26,6 +26,7 @@ from mindrlhf.version import __version__
 BASE = "base_model: "
 START = "trainer.resume_"  # settings of one start, not of the whole run
 POINTS = 11  # of a curve, at most
+DRAWN = 5  # points of which a picture says more than the table; to draw takes seconds
 METRICS = (
     "critic/rewards/mean",
     "response_length/mean",
@@ -43,7 +44,7 @@ class ModelCard:
 
     base: hub id of the model that it descends from, if known. start, method, data: in words; start is the origin of the
     initial weights. settings: dotted name -> value, for settings that are not the defaults. metrics: of the last step.
-    curve: step -> value that the run improves, at a few steps. picture: the run's curves as a PNG.
+    curve: step -> value that the run improves, at a few steps. picture: the run's curves as a PNG, of several steps.
     """
 
     base: str | None
@@ -66,7 +67,7 @@ class ModelCard:
         points = [(row["step"], value) for row in rows if (value := guide(row)) is not None]
         chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), POINTS)).round().astype(int))
         curve = dict(points[index] for index in chosen)
-        return replace(self, metrics=relevant, curve=curve, picture=_picture(path) if curve else b"")
+        return replace(self, metrics=relevant, curve=curve, picture=_picture(path) if len(curve) >= DRAWN else b"")
 
     def files(self) -> dict[str, bytes]:
         """Return the card's files by name."""

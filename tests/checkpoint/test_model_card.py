@@ -51,6 +51,14 @@ def test_the_picture_is_beside_the_card_and_shown_by_it(tmp_path, metric):
     assert b"library_name: peft\n" in adapted["README.md"]
 
 
+@pytest.mark.parametrize(("steps", "drawn"), [(4, False), (5, True)])
+def test_a_few_steps_are_a_table_alone(tmp_path, steps, drawn):
+    rows = [{"step": step, "train/loss": 1 / step} for step in range(1, steps + 1)]
+    files = CARD.measured({}, write_metrics(tmp_path, rows)).files()
+    assert (b"](curves.png)" in files["README.md"], "curves.png" in files) == (drawn, drawn)
+    assert b"| 1 | 1 |" in files["README.md"]
+
+
 def test_a_run_of_fine_tuning_shows_its_loss(tmp_path):
     assert CARD.measured({}, write_metrics(tmp_path, [{"step": 4, "train/loss": 2.5}])).curve == {4: 2.5}
 

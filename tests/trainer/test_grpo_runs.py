@@ -272,8 +272,7 @@ def test_what_is_exported_stops_and_samples_as_it_should(task, tmp_path):
     assert "| critic/rewards/mean | " in card
     reward = read_metrics(again / "metrics.jsonl")[0]["critic/rewards/mean"]
     assert f"| step | |\n| --- | --- |\n| 1 | {reward:.4g} |\n" in card
-    assert "](curves.png)" in card
-    assert (again / "ckpt" / "hf" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not (again / "ckpt" / "hf" / "curves.png").exists(), "one step is no curve"
     assert "Weights after step 1." in (exported / "README.md").read_text()
     card = (exported / "README.md").read_text()
     (exported / "README.md").write_text(card.replace("---\n", '---\nbase_model: "Org/Tiny"\n', 1))
