@@ -98,5 +98,5 @@ setup(
         "trl": ["trl>=1.0", "datasets>=4", "peft>=0.17", "transformers>=4.57"],
         "types": ["mypy>=2.4,<2.5"],  # another version finds other mistakes
     },
-    entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:main"]},
+    entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:run"]},
 )

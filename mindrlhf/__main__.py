@@ -1,7 +1,5 @@
 """Entry of `python -m mindrlhf`, the `mindrlhf` command."""
 
-import sys
+from mindrlhf.cli import run
 
-from mindrlhf.cli import main
-
-sys.exit(main())
+run()

@@ -9,7 +9,9 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
+from mindrlhf.backend.process.ending import end_with
 from mindrlhf.commands.arguments import Parser
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
@@ -77,5 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
+def run(*words: str) -> NoReturn:
+    """Run a command line, and end the process.
+
+    words: the command line; without any, this process's own.
+    """
+    end_with(lambda: main(words or None))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -6,7 +6,7 @@ python convert_weight.py --reverse --mindspore_ckpt_path qwen2_5_7b.ckpt --torch
 
 import sys
 
-from mindrlhf.cli import main
+from mindrlhf.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main(["convert", *sys.argv[1:]]))
+    run("convert", *sys.argv[1:])

@@ -9,7 +9,7 @@ Further arguments go to the command as they are.
 import argparse
 import sys
 
-from mindrlhf.cli import main
+from mindrlhf.cli import run
 
 # Run mode -> command, and MindFormers' flag -> the command's.
 COMMANDS = {
@@ -39,4 +39,4 @@ def command_line(words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(command_line(sys.argv[1:])))
+    run(*command_line(sys.argv[1:]))

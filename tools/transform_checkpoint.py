@@ -6,7 +6,7 @@ python transform_checkpoint.py --src_checkpoint ckpt/train --src_strategy train.
 
 import sys
 
-from mindrlhf.cli import main
+from mindrlhf.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main(["transform", *sys.argv[1:]]))
+    run("transform", *sys.argv[1:])

@@ -6,7 +6,7 @@ python rlhf_data.py --vocab_path vocab.json --merges_file_path merges.txt \
 
 import sys
 
-from mindrlhf.cli import main
+from mindrlhf.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main(["data", *sys.argv[1:]]))
+    run("data", *sys.argv[1:])

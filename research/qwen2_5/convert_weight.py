@@ -5,7 +5,7 @@ python research/qwen2_5/convert_weight.py --torch_ckpt_dir Qwen2.5-7B --mindspor
 
 import sys
 
-from mindrlhf.cli import main
+from mindrlhf.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main(["convert", *sys.argv[1:]]))
+    run("convert", *sys.argv[1:])
