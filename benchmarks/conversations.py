@@ -82,7 +82,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, shape: argparse.Namespace, work: Work, stack: contextlib.ExitStack):
         from mindrlhf.backend.cpu import CPU
-        from mindrlhf.checkpoint.open import Weights
+        from mindrlhf.checkpoint.weights import Weights
         from mindrlhf.configs.grpo import SamplingSettings
         from mindrlhf.data.turns import TurnTemplate
         from mindrlhf.models.decoder import Decoder

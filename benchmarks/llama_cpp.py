@@ -113,7 +113,7 @@ def model_file(cache: Path, dtype: str) -> Path:
     import gguf
 
     from mindrlhf import backend
-    from mindrlhf.checkpoint.open import Weights
+    from mindrlhf.checkpoint.weights import Weights
 
     model = qwen()
     parameters = Weights(None, model, seed=0).parameters()

@@ -137,7 +137,7 @@ def test_functions_of_cpp_are_found_with_their_lines():
 
 
 def test_the_trainer_stays_small():
-    assert len(list((PACKAGE / "trainer").glob("*.py"))) <= 10
+    assert len(list((PACKAGE / "trainer").glob("*.py"))) <= 11  # with the empty `__init__`
     assert len(imports()["mindrlhf.trainer.build"]) < 20
     (build,) = (lines for name, lines in functions(modules()["mindrlhf.trainer.build"]) if name == "build")
     assert build <= 40

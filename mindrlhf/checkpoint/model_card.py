@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from mindrlhf.checkpoint.hf import CARD_FILE, CURVE_FILE
-from mindrlhf.checkpoint.open import hf_folder
+from mindrlhf.checkpoint.weights import hf_folder
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import flatten

@@ -84,7 +84,7 @@ def _chat(args: argparse.Namespace, terminal: StandardStreams) -> None:
     # These import NumPy, whose threads must not take Ctrl-C.
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.checkpoint.local import local_models
-    from mindrlhf.checkpoint.open import open_tokenizer
+    from mindrlhf.checkpoint.tokenizer import open_tokenizer
     from mindrlhf.commands.generation import check_generation, open_generator
     from mindrlhf.configs.grpo import SamplingSettings
     from mindrlhf.configs.loading import load_settings

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindrlhf.checkpoint.open import open_tokenizer
+from mindrlhf.checkpoint.tokenizer import open_tokenizer
 from mindrlhf.commands.model_flags import add_template_variables
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.data.convert_problems import convert, convert_to_verl

@@ -12,7 +12,7 @@ from typing import Any
 
 from mindrlhf.backend.process.launch import launch
 from mindrlhf.checkpoint.local import local_models
-from mindrlhf.checkpoint.open import open_tokenizer
+from mindrlhf.checkpoint.tokenizer import open_tokenizer
 from mindrlhf.commands.generation import (
     add_conversation_arguments,
     add_generation_arguments,

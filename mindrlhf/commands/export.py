@@ -11,9 +11,9 @@ from pathlib import Path
 from mindrlhf.checkpoint.hf import CARD_FILE, generation_defaults, read_hf_config, save_hf
 from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.model_card import adapter_card, read_card
-from mindrlhf.checkpoint.open import Weights, checkpoint_reader
 from mindrlhf.checkpoint.peft import StoredAdapter, write_adapter
 from mindrlhf.checkpoint.resume import Checkpoint, newest
+from mindrlhf.checkpoint.weights import Weights, checkpoint_reader
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError

@@ -10,9 +10,10 @@ from mindrlhf.checkpoint.gguf.vocabulary import describe_tokenizer
 from mindrlhf.checkpoint.gguf.write import FILE_TYPES, write_adapter, write_model
 from mindrlhf.checkpoint.hf import generation_defaults
 from mindrlhf.checkpoint.local import SUFFIX, local_model
-from mindrlhf.checkpoint.open import Reader, Weights, checkpoint_reader, hf_folder, stop_ids
 from mindrlhf.checkpoint.peft import StoredAdapter
 from mindrlhf.checkpoint.resume import newest
+from mindrlhf.checkpoint.tokenizer import stop_ids
+from mindrlhf.checkpoint.weights import Reader, Weights, checkpoint_reader, hf_folder
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError

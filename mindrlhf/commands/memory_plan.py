@@ -15,7 +15,7 @@ from mindrlhf.backend.ascend import ASCEND
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.process.launch import launch, under_msrun
 from mindrlhf.checkpoint.local import local_models
-from mindrlhf.checkpoint.open import open_tokenizer
+from mindrlhf.checkpoint.tokenizer import open_tokenizer
 from mindrlhf.commands import train
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths

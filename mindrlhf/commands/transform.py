@@ -7,11 +7,11 @@ from typing import get_args
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.local import local_models
-from mindrlhf.checkpoint.open import Weights, hf_folder, merged_source
 from mindrlhf.checkpoint.peft import is_adapter
 from mindrlhf.checkpoint.resume import is_checkpoint, newest
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
 from mindrlhf.checkpoint.weight_source import WeightSource, open_full, open_sharded, rank_folders
+from mindrlhf.checkpoint.weights import Weights, hf_folder, merged_source
 from mindrlhf.commands.arguments import BOOLEAN
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig

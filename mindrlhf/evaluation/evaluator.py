@@ -15,10 +15,10 @@ from mindrlhf.files.json import write_json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rewards.samples import reward_samples
 from mindrlhf.rewards.verl import shipped, source_of
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import EnvironmentRewards, Partner
-from mindrlhf.rollout.scored import reward_samples
 from mindrlhf.types import Prompt, RolloutGroup
 
 

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.data.tokenizer import Tokenizer

@@ -10,12 +10,12 @@ import numpy as np
 
 from mindrlhf.checkpoint.hf import CONFIG_FILE
 from mindrlhf.checkpoint.local import local_model
-from mindrlhf.checkpoint.open import Reader, Weights, checkpoint_config, hf_folder
 from mindrlhf.checkpoint.peft import PEFT_WEIGHTS_FILE, StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE
 from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.checkpoint.weights import Reader, Weights, checkpoint_config, hf_folder
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
 from mindrlhf.data.tokenizer import Tokenizer

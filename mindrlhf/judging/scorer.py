@@ -12,7 +12,7 @@ from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.device import Device
 from mindrlhf.backend.devices import default_device, device_in_use
 from mindrlhf.backend.process.launch import launch, under_msrun
-from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.grpo import SamplingSettings, TrainSettings
 from mindrlhf.configs.reward_models import JudgeSettings
 from mindrlhf.errors import UserError

@@ -17,9 +17,10 @@ from mindrlhf.checkpoint.adapted import split_adapter
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.hf import generation_defaults, save_hf
 from mindrlhf.checkpoint.model_card import adapter_card
-from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.peft import write_adapter
 from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.checkpoint.tokenizer import stopping_config
+from mindrlhf.checkpoint.weights import Weights, hf_folder
 from mindrlhf.configs.grpo import GRPOSettings, OptimizerSettings, TrainSettings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mindspore import Parameter
 
 from mindrlhf import backend
-from mindrlhf.checkpoint.open import Weights
+from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.model_roles import REFERENCE
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart

@@ -1,6 +1,6 @@
 """Teacher of on-policy distillation: a frozen model that scores the policy's tokens."""
 
-from mindrlhf.checkpoint.open import Weights
+from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.model_roles import TEACHER
 from mindrlhf.roles.part import Opening, RolePart
 from mindrlhf.training.graphs import PolicyLogProbs

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from mindrlhf.checkpoint.open import Weights, continued_reader
+from mindrlhf.checkpoint.weights import Weights, continued_reader
 from mindrlhf.model_roles import POLICY, POLICY_GROUPS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout

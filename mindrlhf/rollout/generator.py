@@ -20,7 +20,8 @@ import numpy as np
 
 from mindrlhf import backend
 from mindrlhf.checkpoint.local import local_model
-from mindrlhf.checkpoint.open import Weights, check_token_ids, checkpoint_config, hf_folder, stop_ids
+from mindrlhf.checkpoint.tokenizer import check_token_ids, stop_ids
+from mindrlhf.checkpoint.weights import Weights, checkpoint_config, hf_folder
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer

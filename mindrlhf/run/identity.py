@@ -6,8 +6,8 @@ from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders
-from mindrlhf.checkpoint.open import Weights
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
+from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import flatten
 from mindrlhf.configs.model_yaml import ModelYaml

@@ -12,9 +12,10 @@ from mindrlhf.backend.compile.graph import announced, compile_seconds
 from mindrlhf.backend.device import Device
 from mindrlhf.backend.memory import open_store
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
-from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import CheckpointStore
+from mindrlhf.checkpoint.tokenizer import stopping_config
+from mindrlhf.checkpoint.weights import Weights, hf_folder
 from mindrlhf.configs.grpo import MemorySettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.job import Job

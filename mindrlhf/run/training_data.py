@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.checkpoint.model_card import ModelCard, card_of_run
-from mindrlhf.checkpoint.open import check_token_ids
+from mindrlhf.checkpoint.tokenizer import check_token_ids
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.checkpoint.model_card import ModelCard, describe
-from mindrlhf.checkpoint.open import check_token_ids
+from mindrlhf.checkpoint.tokenizer import check_token_ids
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.sft import SFTDataSettings, SFTSettings

@@ -12,7 +12,8 @@ from mindrlhf.backend import default_device
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.local import local_model, local_models
-from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenizer
+from mindrlhf.checkpoint.tokenizer import open_tokenizer
+from mindrlhf.checkpoint.weights import checkpoint_config, hf_folder
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model import ModelConfig

@@ -19,7 +19,7 @@ from mindrlhf.backend import find_device
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
-from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig

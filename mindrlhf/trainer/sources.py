@@ -15,11 +15,11 @@ from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.parts import Parts
 from mindrlhf.rollout.partner import Partner
-from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.checkpointer import Blob, Stateful
 from mindrlhf.run.run import Run
 from mindrlhf.run.training_data import Recorded, TrainingData
 from mindrlhf.trainer.dynamic_sampling import StepSampling
+from mindrlhf.trainer.rollouts import Rollouts
 from mindrlhf.types import Experience
 
 

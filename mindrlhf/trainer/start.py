@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mindrlhf.backend.process.launch import World, is_first_process, launch
 from mindrlhf.checkpoint.local import local_models
-from mindrlhf.checkpoint.open import checkpoint_config
+from mindrlhf.checkpoint.weights import checkpoint_config
 from mindrlhf.configs.model_yaml import ELSEWHERE, ModelYaml
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.flags import SFTFlags, TrainFlags

@@ -11,11 +11,11 @@ from training_states import save, stores
 
 from mindrlhf.checkpoint.adapted import checkpoint_adapter, split_adapter, with_adapters
 from mindrlhf.checkpoint.hf import companion_files, read_hf_config
-from mindrlhf.checkpoint.open import Weights, checkpoint_config, hf_folder
 from mindrlhf.checkpoint.peft import read_adapter, write_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE
 from mindrlhf.checkpoint.resume import newest
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState
+from mindrlhf.checkpoint.weights import Weights, checkpoint_config, hf_folder
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table

@@ -8,10 +8,10 @@ from stacked import COUNT, STACK, stacked_config
 
 from mindrlhf.checkpoint.adapted import split_adapter
 from mindrlhf.checkpoint.hf import save_hf
-from mindrlhf.checkpoint.open import Weights
 from mindrlhf.checkpoint.peft import read_adapter, write_adapter
 from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.weight_source import fingerprint, open_weights
+from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mindrlhf.checkpoint.open import checkpoint_config
 from mindrlhf.checkpoint.resume import locate
 from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.checkpoint.weights import checkpoint_config
 from mindrlhf.cli import main
 from mindrlhf.errors import UserError
 

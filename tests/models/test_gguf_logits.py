@@ -8,7 +8,7 @@ from small_model import SmallModel
 from whole_sequences import compiled_logits
 
 from mindrlhf.checkpoint.local import local_model
-from mindrlhf.checkpoint.open import Weights, checkpoint_config
+from mindrlhf.checkpoint.weights import Weights, checkpoint_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.parameters import parameter_table
 

@@ -10,7 +10,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import save_hf
-from mindrlhf.checkpoint.open import Weights
+from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.flags import TrainFlags

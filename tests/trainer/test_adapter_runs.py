@@ -15,9 +15,9 @@ from small_model import random_arrays
 from workers import run_msrun
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
-from mindrlhf.checkpoint.open import Weights
 from mindrlhf.checkpoint.peft import read_adapter
 from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table

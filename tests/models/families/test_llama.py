@@ -9,7 +9,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 from whole_sequences import batch_inputs
 
-from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.templates import prompt_ids

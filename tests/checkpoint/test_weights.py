@@ -12,7 +12,7 @@ from training_states import save, states, stores
 
 from mindrlhf.checkpoint import manifest
 from mindrlhf.checkpoint.hf import companion_files, save_hf
-from mindrlhf.checkpoint.open import Weights, checkpoint_config, hf_folder
+from mindrlhf.checkpoint.weights import Weights, checkpoint_config, hf_folder
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import model_layout, split_layers

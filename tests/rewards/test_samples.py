@@ -3,7 +3,8 @@
 import numpy as np
 from step_parts import experience, with_context
 
-from mindrlhf.rollout.scored import reward_samples, with_tokens
+from mindrlhf.rewards.samples import reward_samples
+from mindrlhf.trainer.rollouts import with_tokens
 
 
 def decode(ids):

@@ -1,17 +1,17 @@
 """Generation and scoring of responses, the input of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
-from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.phases import CACHE
-from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rewards.samples import reward_samples
 from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import EnvironmentRewards, Partner
@@ -128,28 +128,3 @@ def with_tokens(groups: list[RolloutGroup], values: Sequence[TokenValues]) -> li
         replace(group, rollouts=tuple(rollout.with_values(next(rows)) for rollout in group.rollouts))
         for group in groups
     ]
-
-
-def reward_samples(
-    decode: Callable[[Sequence[int]], str],
-    groups: Sequence[RolloutGroup],
-    max_new_tokens: int,
-    own: EnvironmentRewards = (),
-) -> list[Sample]:
-    """Build the inputs of reward functions.
-
-    These are both texts, the task's fields, token ids, and more. own: for conversations, as `Partner.rewards`. A
-    completion is the text of sampled tokens. Further fields: `response_length` and `max_new_tokens`, in tokens; for
-    conversations `environment_reward`, if there is one (`nan` if the environment failed to give it), and
-    `conversation`, the text with all context.
-    """
-    every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-    samples = []
-    for (prompt, rollout), reward in zip(every, own or [None] * len(every), strict=True):
-        said = rollout.response_ids[rollout.sampled]
-        fields = {**prompt.fields, "response_length": str(len(said)), "max_new_tokens": str(max_new_tokens)}
-        if own:
-            fields["conversation"] = decode(rollout.response_ids)
-            fields |= {} if reward is None else {"environment_reward": str(reward)}
-        samples.append(Sample(decode(prompt.token_ids), decode(said), fields, prompt.token_ids, said))
-    return samples
