@@ -77,4 +77,4 @@ def test_the_script_calls_the_commands(root):
 
 def test_weights_are_converted_under_both_names(root):
     for folder in ("tools", "research/qwen2_5"):
-        assert 'main(["convert"' in (root / folder / "convert_weight.py").read_text()
+        assert 'run("convert"' in (root / folder / "convert_weight.py").read_text()
