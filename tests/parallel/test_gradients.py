@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +22,11 @@ def test_buckets_hold_all_in_order_and_are_as_full_as_can_be(sizes, limit):
         assert sum(sizes[index] for index in group) + sizes[following[0]] > limit
 
 
-def test_gradients_are_replaced_by_their_sums_bucket_by_bucket(monkeypatch):
-    """The sum over ranks stands for a group of two whose ranks hold the same."""
+@pytest.fixture
+def two_alike(monkeypatch):
+    """Sums over ranks are those of a group of two whose ranks hold the same."""
     import mindspore
-    from mindspore import Parameter, Tensor, nn
+    from mindspore import nn
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
 
@@ -33,6 +35,11 @@ def test_gradients_are_replaced_by_their_sums_bucket_by_bucket(monkeypatch):
             return x + x
 
     monkeypatch.setattr(module, "graph_all_reduce", lambda *_: Twice())
+
+
+def test_gradients_are_replaced_by_their_sums_bucket_by_bucket(two_alike, monkeypatch):
+    from mindspore import Parameter, Tensor
+
     monkeypatch.setattr(module, "BUCKET_NUMBERS", 20)
     rng = np.random.default_rng(0)
     values = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (7,), (30,), (1,), (2, 3, 2), (5,))]
@@ -54,18 +61,10 @@ def test_at_least_as_many_buckets_as_asked_for():
         assert reduce.buckets == expected
 
 
-def test_parameters_of_a_deep_model_are_summed_in_several_graphs(monkeypatch):
+def test_parameters_of_a_deep_model_are_summed_in_several_graphs(two_alike):
     """One graph of all of them is deeper than MindSpore compiles."""
-    import mindspore
-    from mindspore import Parameter, Tensor, nn
+    from mindspore import Parameter, Tensor
 
-    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-
-    class Twice(nn.Cell):
-        def construct(self, x):
-            return x + x
-
-    monkeypatch.setattr(module, "graph_all_reduce", lambda *_: Twice())
     count = 600
     gradients = [
         Parameter(Tensor(np.full(3, i, np.float32)), name=f"deep.{i}", requires_grad=False) for i in range(count)
