@@ -13,10 +13,11 @@ from mindrlhf.model_roles import ROLES
 
 _log = logging.getLogger(__name__)
 
-# Groups of settings that no graph depends on; further groups by the beginning of a graph's name.
-NOT_COMPILED = ("data", "memory", "optimizer", "reward", "trainer", "validation")
+# Groups of settings that no graph depends on; further groups by the beginning of a graph's name. The seed is an input
+# of graphs that use it.
+NOT_COMPILED = ("data", "memory", "optimizer", "reward", "seed", "trainer", "validation")
 NOT_TRAINED_BY = (
-    *("algorithm", "dynamic_sampling", "rollout_correction", "seed", "train"),
+    *("algorithm", "dynamic_sampling", "rollout_correction", "train"),
     *(role.settings for role in ROLES.values() if role.settings),
 )
 NOT_COMPILED_INTO = {
@@ -48,8 +49,8 @@ def use_compile_cache(described: Mapping[str, Any], kind: str, world: World, sta
 def graph_settings(described: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
     """Select the settings that are compiled into a graph.
 
-    Prompts, rewards, rates and the length of a run are not, so a run may continue with other values. described: see
-    `Job`; its settings have the key `kind`. name: the graph's.
+    Prompts, rewards, rates, the seed and the length of a run are not, so a run may continue with other values, and runs
+    of several seeds share their graphs. described: see `Job`; its settings have the key `kind`. name: the graph's.
     """
     left_out = {
         group for beginning, groups in NOT_COMPILED_INTO.items() if name.startswith(beginning) for group in groups

@@ -128,7 +128,8 @@ def test_keys_follow_settings_that_graphs_depend_on():
         return graph_settings(described, "grpo", name)
 
     everywhere = ("train_yaml__parallel__model_parallel", "model__hidden_size", "grpo__lora__rank")
-    nowhere = ("grpo__trainer__total_steps", "grpo__data__val_dataset", "grpo__memory__swap", "train_yaml__path")
+    nowhere = ("grpo__trainer__total_steps", "grpo__data__val_dataset", "grpo__memory__swap", "grpo__seed")
+    nowhere += ("train_yaml__path",)
     scoring = {"grpo__algorithm__beta": False, "grpo__rollout__temperature": True}
     changed = {
         "train/loss": dict.fromkeys(scoring, True),
