@@ -1,0 +1,64 @@
+"""Runs one arm with several seeds in this process, one after the other.
+
+python one_arm.py JOB.json: {"runs": [{"result": FILE, "about": {...}, "arguments": [of `mindrlhf train`]}, ...]}
+
+After each run its figures are in FILE, and a line {"result": FILE, "seconds": S} is printed. What the runs themselves
+print goes to standard error. Nothing is exported: the trained models are not needed.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from measures import read_figures
+from start_model import REWARD
+
+from mindrlhf.commands import train
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file
+from mindrlhf.flags import TrainFlags
+from mindrlhf.run.stop_signals import StopSignals
+from mindrlhf.trainer.check import check
+from mindrlhf.trainer.start import launch_from
+
+
+def main(argv: Sequence[str]) -> int:
+    (path,) = argv
+    lines, sys.stdout = sys.stdout, sys.stderr
+    try:
+        for run in json.loads(Path(path).read_text())["runs"]:
+            start = time.monotonic()
+            with tempfile.TemporaryDirectory(prefix="claims_") as folder:
+                train_in(Path(folder), run["arguments"])
+                figures = read_figures(Path(folder), REWARD)
+            with atomic_file(Path(run["result"])) as temporary:
+                temporary.write_text(json.dumps(run["about"] | {"figures": figures}, sort_keys=True))
+            seconds = time.monotonic() - start
+            print(json.dumps({"result": run["result"], "seconds": seconds}), file=lines, flush=True)
+    except UserError as error:
+        print(f"claims: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def train_in(folder: Path, arguments: Sequence[str]) -> None:
+    """Train with a command line's arguments, and leave metrics and answers in `folder`."""
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    outputs = ["--output_dir", str(folder), "--save_ckpt_dir", str(folder / "ckpt")]
+    job = check(TrainFlags.of(parser.parse_intermixed_args([*outputs, *arguments])))
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(launch_from(job.train, job.config.trainer))
+        from mindrlhf.trainer.build import build
+
+        for _ in build(job, world, stack, StopSignals()).steps():
+            pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""Table of the claims in Markdown."""
+
+from collections.abc import Sequence
+
+from claim import Claim
+from lab import Lab, digest
+from measures import window_mean
+from verdict import paired_difference, verdict
+
+from mindrlhf.files.settings_file import versions
+
+HEAD = (
+    "claim",
+    "source",
+    "arms",
+    "metric, steps",
+    "first",
+    "second",
+    "difference (95%)",
+    "expected",
+    "verdict",
+    "made again by",
+)
+COMMAND = "bash scripts/claims.sh"
+
+
+def rows(lab: Lab, claims: Sequence[Claim]) -> list[tuple[str, ...]]:
+    """A row of texts for each claim, in HEAD's columns."""
+    return [row(lab, claim) for claim in claims]
+
+
+def row(lab: Lab, claim: Claim) -> tuple[str, ...]:
+    """Texts of a claim's row; without all seeds its verdict says how many runs there are."""
+    last = min(claim.last_step, lab.steps or claim.last_step)
+    first = min(claim.first_step, last)
+    arms = (claim.first, claim.second)
+    told = (claim.text, claim.source, f"{claim.first} → {claim.second}", f"`{claim.metric}`, {first} to {last}")
+    values = [[window_mean(figures, claim.metric, first, last) for figures in lab.figures(arm)] for arm in arms]
+    sign = {"more": "≥ +", "less": "≤ -", "same": "within ±"}[claim.says]
+    expected = f"{sign}{claim.least:g}"
+    made = f"`{COMMAND} {claim.name}`"
+    known = [[value for value in column if value is not None] for column in values]
+    if min(map(len, known)) < lab.seeds:
+        short = f"{min(map(len, known))} of {lab.seeds} seeds"
+        return (*told, "", "", "", expected, short, made)
+    found = paired_difference(*known)
+    means = (f"{sum(column) / len(column):.3f}" for column in known)
+    interval = f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
+    return (*told, *means, interval, expected, f"**{verdict(claim, found)}**", made)
+
+
+def markdown(lab: Lab, claims: Sequence[Claim]) -> str:
+    """The table, and lines about the code and the digest of all figures in it."""
+    lines = [_line(HEAD), _line(["---"] * len(HEAD)), *map(_line, rows(lab, claims))]
+    return "\n".join(lines) + "\n"
+
+
+def made_by(lab: Lab, claims: Sequence[Claim]) -> str:
+    """Versions, digest of the code, and digest of all figures of the runs that the table is made of."""
+    arms = dict.fromkeys(arm for claim in claims for arm in (claim.first, claim.second))
+    runs = {run.key: run for arm in arms for run in (lab.run(arm, seed) for seed in range(lab.seeds))}
+    stored = {key: content for key, run in runs.items() if (content := lab.stored(run))}
+    codes = sorted({content["code"] for content in stored.values()})
+    figures = digest({key: content["figures"] for key, content in stored.items()})
+    used = ", ".join(f"{name} {number}" for name, number in versions().items())
+    several = " (several: remove the results folder to have all rows of one code)" if len(codes) > 1 else ""
+    return f"{len(stored)} runs; {used}; code {', '.join(codes)}{several}; figures {figures}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
