@@ -35,7 +35,7 @@ class Job:
     """Run with checked settings; MindSpore has not been touched yet.
 
     train, infer: model YAMLs of the graphs that train and generate; fine-tuning has one for both. roles: the models of
-    the roles that the run has, by their names in `model_roles.ROLES`.
+    the roles that the run has, by their names (`model_roles.Role.names`).
     """
 
     flags: TrainFlags | SFTFlags

@@ -4,12 +4,13 @@ Phases, the memory plan, operations, checks, checkpoints, reports and the builde
 the order in which roles are opened, and in which they score a step's responses.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.reward_models import RewardModelSettings, scoring_models
 from mindrlhf.files.naming import MODEL_FOLDER
 from mindrlhf.models.parameters import ParameterSpec
 
@@ -56,21 +57,23 @@ class Training:
 
 @dataclass(frozen=True)
 class Role:
-    """Role of a model.
+    """Role of a model, or of several.
 
     title: what messages call it. weights: memory groups of its own weights. used: tests the settings of a GRPO run for
-    the role. layout: the model YAML of its layout. value_head: see `ModelConfig`. flag: names the path of its first
-    weights, by default the policy's; they have the policy's architecture. setting: names the path instead; its model
-    may have any architecture. settings: its group of settings. reads: further memory groups that it needs. scoring,
-    training: None without. checkpoint: kind of its weights in checkpoints, if training changes them. folder: in
-    `--save_ckpt_dir`, if it is exported. A memory group is a set of parameters that enter and leave memory together
-    (`memory.residency`).
+    the role. listed: reads the settings of each model there, of a role with any number of models; these are whole on
+    the first rank of each replica that generates. layout: the model YAML of its layout. value_head: see `ModelConfig`.
+    flag: names the path of its first weights, by default the policy's; they have the policy's architecture. setting:
+    names the path instead; its model may have any architecture. settings: its group of settings. reads: further memory
+    groups that it needs. scoring, training: None without. checkpoint: kind of its weights in checkpoints, if training
+    changes them. folder: in `--save_ckpt_dir`, if it is exported. A memory group is a set of parameters that enter and
+    leave memory together (`memory.residency`).
     """
 
     name: str
     title: str
     weights: tuple[str, ...]
     used: Callable[[Any], bool] = lambda config: True
+    listed: Callable[[Any], Sequence[RewardModelSettings]] | None = None
     layout: Literal["train", "infer"] = "train"
     value_head: bool = False
     flag: str | None = None
@@ -82,18 +85,33 @@ class Role:
     checkpoint: str | None = None
     folder: str | None = None
 
+    def names(self, config: Any) -> list[str]:
+        """List the names of its models in a GRPO run.
+
+        It is the role's own name, with a number for each of several models.
+        """
+        if self.listed:
+            return [f"{self.name}.{number}" for number in range(len(self.listed(config)))]
+        return [self.name] if self.used(config) else []
+
 
 @dataclass(frozen=True)
 class RoleModel:
     """Model that has a role in a run.
 
     path: of its first weights; None for random ones. model: its architecture. shares: it uses the policy's weights for
-    all parameters but those of its adapters.
+    all parameters but those of its adapters. settings: of a model that scores responses.
     """
 
     path: str | None
     model: ModelConfig
     shares: bool = False
+    settings: RewardModelSettings | None = None
+
+    @property
+    def verdict_tokens(self) -> int:
+        """Longest verdict that it writes about a response; 0 if it writes none."""
+        return self.settings.verdict_tokens if self.settings else 0
 
     def own(self, specs: Iterable[ParameterSpec]) -> list[ParameterSpec]:
         """Select the parameters that it does not share with the policy."""
@@ -168,11 +186,11 @@ GENERATOR = Role(
     flag="load_sft_checkpoint_infer",
     reads=(SHARED_BASE, INFER_BASE),
 )
-# All models of `reward.functions`, opened with them, whole on the first rank of each replica that generates.
+# Models and judges of `reward.functions`, which opens them.
 REWARD_MODEL = Role(
     "reward_model",
     title="reward model",
-    used=lambda config: False,
+    listed=lambda config: scoring_models(config.reward),
     weights=("reward_model",),
     layout="infer",
     settings="reward",
@@ -184,3 +202,8 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 TRAINED = tuple(role for role in ROLES.values() if role.training)
 SAVED = tuple(role for role in ROLES.values() if role.checkpoint)
 EXPORTED = tuple(role for role in ROLES.values() if role.folder)
+
+
+def role_of(name: str) -> Role:
+    """Return the role of a model in a run by the model's name (`Role.names`)."""
+    return ROLES[name.partition(".")[0]]

@@ -9,7 +9,7 @@ import pytest
 import mindrlhf
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.flags import TrainFlags
-from mindrlhf.model_roles import CRITIC, GENERATOR, POLICY, ROLES, SAVED, TRAINED
+from mindrlhf.model_roles import CRITIC, GENERATOR, POLICY, ROLES, SAVED, TRAINED, role_of
 from mindrlhf.phases import PHASES
 from mindrlhf.token_arrays import TOKEN_ARRAYS
 
@@ -25,8 +25,8 @@ def distinct(names) -> bool:
 def test_each_role_has_a_part():
     from mindrlhf.roles.parts import PARTS
 
-    # There may be several reward models, and the reward functions that name them open them.
-    assert PARTS.keys() == ROLES.keys() - {"reward_model"}
+    # The reward functions open a role's models that they list.
+    assert PARTS.keys() == {name for name, role in ROLES.items() if not role.listed}
     assert all(part.role is ROLES[name] for name, part in PARTS.items())
 
 
@@ -46,8 +46,20 @@ def test_a_row_names_what_there_is():
     for role in ROLES.values():
         assert role.flag is None or role.flag in flags
         assert role.settings is None or role.settings in GRPOSettings.model_fields
-        assert role.scoring is None or (role.scoring.array in TOKEN_ARRAYS) == (role.name != "reward_model")
-        assert role.used(GRPOSettings()) == (role.name in ("policy", "reference", "generator"))
+        assert role.scoring is None or (role.scoring.array in TOKEN_ARRAYS) == (role.listed is None)
+        assert role.names(GRPOSettings()) == [role.name] * (role.name in ("policy", "reference", "generator"))
+
+
+def test_a_role_may_have_several_models():
+    """One for each distinct model that the reward functions name, alongside functions without one."""
+    first, second = ({"name": "model", "path": path} for path in ("a", "b"))
+    functions = [first, "format", {"name": "judge", "path": "a"}, second, {**first, "weight": 2.0}]
+    role = ROLES["reward_model"]
+    config = GRPOSettings(reward={"functions": functions})
+    names = role.names(config)
+    assert names == ["reward_model.0", "reward_model.1", "reward_model.2"]
+    assert [settings.path for settings in role.listed(config)] == ["a", "a", "b"]
+    assert all(role_of(name) is role for name in names)
 
 
 @pytest.mark.parametrize("role", [CRITIC, ROLES["teacher"]], ids=lambda role: role.name)

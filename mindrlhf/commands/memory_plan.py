@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; returns 1 if the job will not fit, else 0."""
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # translations are printed while settings are read
         work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
-    limit, reason = memory_limit(work.train, len(work.trains), args.chip)
+    limit, reason = memory_limit(work.train, len(work.ranks), args.chip)
     moved = plan(*work.layouts)
     figures = plan_figures(work, moved, limit) | plan_times(work, steps)
     if args.json:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def describe_plan(flags: TrainFlags, objects: Objects) -> str:
     """Describe a job as the command does; UserError as `train`."""
     work, source, steps = read_work(flags, objects)
-    limit, reason = memory_limit(work.train, len(work.trains))
+    limit, reason = memory_limit(work.train, len(work.ranks))
     figures = plan_figures(work, plan(*work.layouts), limit) | plan_times(work, steps)
     return plan_text(work, figures, source, reason)
 
@@ -112,7 +112,7 @@ def plan_times(work: Work, steps: int | None) -> dict[str, Any]:
     machine.
     """
     target = work.train.context.device_target
-    processes = len(work.trains)
+    processes = len(work.ranks)
     if target != default_device() or under_msrun():
         return {"step_seconds": None, "time": f"measured when the job begins, on {target}"}
     with launch(target, worker_count=1, layout_source="mindrlhf plan"):
@@ -182,7 +182,7 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
     model = work.model
     return "\n".join(
         (
-            f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.trains)} x "
+            f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.ranks)} x "
             f"{work.train.context.device_target}: trains {axes(work.train)}, generates {axes(work.infer)}",
             f"prompts of at most {work.lengths.prompt:,} tokens ({printable(source)}), responses of at most "
             f"{work.config.rollout.max_new_tokens:,}\n",
@@ -199,16 +199,17 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
 
 def rank_table(work: Work, figures: dict[str, Any]) -> str:
     """Make one row for consecutive ranks with the same numbers."""
-    cells = []
-    for trained, generated, figure in zip(work.trains, work.infers, figures["ranks"], strict=True):
+    cells = {}
+    for figure in figures["ranks"]:
+        rank = figure["rank"]
         held = []
-        for part in (trained, generated):
-            numbers = sum(prod(part.shape(spec)) for spec in part.specs)
-            held += [f"layers {part.layers.start}-{part.layers.stop - 1}", f"{numbers:,}"]
-        moved = [size(nbytes[trained.rank]) if nbytes[trained.rank] else "-" for nbytes in figures["reshard"].values()]
-        cells.append([*held, *moved, size(figure["peak"])])
+        for part in (work.trains.get(rank), work.infers.get(rank)):
+            numbers = sum(prod(part.shape(spec)) for spec in part.specs) if part else 0
+            held += [f"layers {part.layers.start}-{part.layers.stop - 1}", f"{numbers:,}"] if part else ["-", "-"]
+        moved = [size(nbytes[rank]) if nbytes.get(rank) else "-" for nbytes in figures["reshard"].values()]
+        cells[rank] = [*held, *moved, size(figure["peak"])]
     rows = [["ranks", "train", "numbers", "generate", "numbers", *figures["reshard"], "peak"]]
-    for same, ranks in groupby(range(len(cells)), key=cells.__getitem__):
+    for same, ranks in groupby(cells, key=cells.__getitem__):
         first, *_, last = list(ranks) * 2
         rows.append([str(first) if first == last else f"{first}-{last}", *same])
     return aligned(rows)

@@ -33,6 +33,11 @@ class RewardModelSettings(Settings):
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of matrix products."""
 
+    @property
+    def verdict_tokens(self) -> int:
+        """Longest verdict that the model writes, in tokens; 0 if it writes none."""
+        return 0
+
 
 class JudgeSettings(RewardModelSettings):
     """Judge: a language model that says yes or no to an answer."""
@@ -48,6 +53,10 @@ class JudgeSettings(RewardModelSettings):
     the last of the words decides, 1 or 0."""
     max_new_tokens: int = Field(256, ge=1)
     """Longest generated verdict, in tokens."""
+
+    @property
+    def verdict_tokens(self) -> int:
+        return self.max_new_tokens if self.verdict == "generated" else 0
 
 
 MODEL_REWARDS: Mapping[str, type[RewardModelSettings]] = {"model": RewardModelSettings, "judge": JudgeSettings}
@@ -88,3 +97,19 @@ def model_settings(name: str, args: Mapping[str, Any]) -> RewardModelSettings:
         return build(MODEL_REWARDS[name], args, Layer(dict(args), {(): name}))
     except UserError as error:
         raise ValueError(str(error).removesuffix(".")) from None
+
+
+def scoring_models(reward: Any) -> list[RewardModelSettings]:
+    """List the settings of a run's reward models and judges, each once.
+
+    reward: the settings' group of this name. Raises UserError.
+    """
+    return list(dict.fromkeys(function_settings(one) for one in reward.functions if one.name in MODEL_REWARDS))
+
+
+def function_settings(function: Any) -> RewardModelSettings:
+    """Build the settings of the model of an entry of `reward.functions`. Raises UserError."""
+    try:
+        return model_settings(function.name, function.args)
+    except ValueError as error:
+        raise UserError(f"{error}.") from None

@@ -123,7 +123,7 @@ def _base_and_adapter(path: str, settings: RewardModelSettings, weights: bool) -
 
 
 def _check_positions(path: str, settings: RewardModelSettings, stored: ModelConfig) -> None:
-    generated = settings.max_new_tokens if getattr(settings, "verdict", "") == "generated" else 0
+    generated = settings.verdict_tokens
     longest = settings.max_length + generated
     if longest > stored.max_position_embeddings:
         found = f"max_length asks for {longest} positions, and the model has {stored.max_position_embeddings}"

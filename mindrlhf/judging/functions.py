@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mindrlhf.configs.grpo import RewardFunctionSettings
-from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings, model_settings
-from mindrlhf.errors import UserError
+from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings, function_settings
 from mindrlhf.judging.checkpoint import open_scoring_model
 from mindrlhf.judging.encoding import Encoded, Encoder
 from mindrlhf.judging.questions import JudgeTemplate, conversation
@@ -56,6 +55,11 @@ class RewardModel:
             self._scorer = ModelScorer(self._described)
         return self._scorer
 
+    @property
+    def operations(self) -> float:
+        """Operations of matrix products so far."""
+        return self._scorer.operations if self._scorer else 0.0
+
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """Score samples in their order; a sample that cannot be scored has an error."""
         encoded = [self._fitting(one) for one in self._encoder([self._conversation(sample) for sample in samples])]
@@ -94,15 +98,17 @@ class ModelFunctions:
         """Open the models; raises UserError."""
         self._models: dict[int, RewardModel] = {}
         for place, one in functions.items():
-            try:
-                settings = model_settings(one.name, one.args)
-            except ValueError as error:
-                raise UserError(f"{error}.") from None
+            settings = function_settings(one)
             model = _open.get(settings) or RewardModel(settings)
             _open[settings] = model
             model.users += 1
             self._models[place] = model
         self.needing = {place for place, model in self._models.items() if model.needs_ground_truth}
+
+    @property
+    def operations(self) -> float:
+        """Operations of matrix products of all models so far."""
+        return sum(model.operations for model in dict.fromkeys(self._models.values()))
 
     def __call__(self, samples: Sequence[Sample]) -> dict[int, list[Reply]]:
         """Score samples with each model."""

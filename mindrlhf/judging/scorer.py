@@ -20,6 +20,7 @@ from mindrlhf.judging.checkpoint import ScoringModel
 from mindrlhf.judging.encoding import Encoded
 from mindrlhf.judging.questions import read_verdict
 from mindrlhf.judging.sizes import BUCKET, VERDICT_SLOTS, score_positions, verdict_positions
+from mindrlhf.metrics.flops import forward_flops
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.parameters import parameter_table
@@ -36,8 +37,8 @@ class ModelScorer:
 
     A score depends on its conversation alone, not on the others or their order; padding moves its last digits at most.
 
-    parameters: everything that scoring needs in memory, a cache for generated verdicts included. Raises UserError for
-    weights that do not fit.
+    parameters: everything that scoring needs in memory, a cache for generated verdicts included. operations: of matrix
+    products so far, as in `metrics.flops`. Raises UserError for weights that do not fit.
     """
 
     def __init__(self, model: ScoringModel):
@@ -50,6 +51,7 @@ class ModelScorer:
         read, self._bias = model.weights()
         weights = build_parameters(parameter_table(model.config), read)
         self._model = model
+        self.operations = 0.0
         self.parameters: list[Parameter] = list(weights.values())
         if model.config.value_head:
             decoder = Decoder(model.config, weights, operators, score_positions(settings))
@@ -77,6 +79,8 @@ class ModelScorer:
             SequenceGroup(conversations[members[0]].head, tuple(_shifted(conversations[i].rest) for i in members))
             for members in by_head.values()
         ]
+        lengths = [(len(group.prompt_ids), [len(rest) - 1 for rest in group.responses]) for group in groups]
+        self.operations += sum(forward_flops(self._model.config, *one) for one in lengths)
         scores = [Outcome()] * len(conversations)
         for members, rows in zip(by_head.values(), self._scorer(groups), strict=True):
             for index, row in zip(members, rows, strict=True):
@@ -92,11 +96,10 @@ class ModelScorer:
         """Let the judge write, and read its verdicts."""
         ids = [np.concatenate([one.head, one.rest]) for one in conversations]
         prompts = [Prompt(index, tokens) for index, tokens in enumerate(ids)]
-        texts = [
-            self._model.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)
-            for group in self._engine.generate(prompts, 1, 0)
-            for rollout in group.rollouts
-        ]
+        written = [group.rollouts[0].response_ids for group in self._engine.generate(prompts, 1, 0)]
+        lengths = [(len(read), [len(verdict)]) for read, verdict in zip(ids, written, strict=True)]
+        self.operations += sum(forward_flops(self._model.config, *one) for one in lengths)
+        texts = [self._model.tokenizer.decode(verdict, skip_special_tokens=True) for verdict in written]
         words = self._model.settings.words
         found = [(read_verdict(text, words), text) for text in texts]
         without = f"the judge says neither {words[0]} nor {words[1]}"

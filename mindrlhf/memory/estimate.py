@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from mindrlhf import phases
 from mindrlhf.backend.native.names import halves
@@ -15,12 +16,11 @@ from mindrlhf.backend.native.packing import row_words
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
-from mindrlhf.judging.checkpoint import ScoringModel
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
-from mindrlhf.memory.reward_models import read_reward_models, resident_bytes, scoring_bytes
-from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, REWARD_MODEL, ROLES, RoleModel
+from mindrlhf.memory.reward_models import scoring_batches, scoring_yaml, verdict_engine
+from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, RoleModel, role_of
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
 from mindrlhf.parallel.buckets import buckets
@@ -46,6 +46,14 @@ class Lengths:
     problem: int = 0
 
 
+class Pass(NamedTuple):
+    """Computation of a phase with one model, by their names."""
+
+    phase: str
+    model: str
+    kind: phases.Kind
+
+
 @dataclass(frozen=True)
 class RankPlan:
     """Memory of one rank in bytes.
@@ -68,8 +76,8 @@ class RankPlan:
 class Work:
     """Sizes of a job that determine its memory.
 
-    roles: of the job. models: role -> every rank's part of its model. fused: graphs have the operators of
-    `backend.native`.
+    roles: of the job. models: name -> rank -> part of the model, on the ranks that have one. fused: graphs have the
+    operators of `backend.native`.
     """
 
     config: GRPOSettings
@@ -77,7 +85,7 @@ class Work:
     train: ModelYaml
     infer: ModelYaml
     lengths: Lengths
-    models: Mapping[str, Sequence[Partition]]
+    models: Mapping[str, Mapping[int, Partition]]
     fused: bool
 
     @classmethod
@@ -90,11 +98,14 @@ class Work:
         lengths: Lengths,
     ) -> "Work":
         """Compute the sizes; UserError if a layout does not divide a model."""
-        models = {
-            name: Partition.every_rank(train if ROLES[name].layout == "train" else infer, one.model)
-            for name, one in roles.items()
-        }
         model = roles[POLICY.name].model
+        scoring = [part.rank for part in Partition.every_rank(infer, model) if part.first_of_replica]
+        models = {}
+        for name, one in roles.items():
+            role = role_of(name)
+            yaml = train if role.layout == "train" else infer
+            parts = Partition.whole(one.model, scoring) if role.listed else Partition.every_rank(yaml, one.model)
+            models[name] = {part.rank: part for part in parts}
         fused = not train.context.device.fused_problem() and FAMILIES[model.family].all_halves(model) <= halves()
         return cls(config, roles, train, infer, lengths, models, fused)
 
@@ -103,34 +114,37 @@ class Work:
         """Architecture of the policy."""
         return self.roles["policy"].model
 
-    def yaml(self, role: str) -> ModelYaml:
-        """Model YAML of a role's layout."""
-        return self.train if ROLES[role].layout == "train" else self.infer
+    def yaml(self, name: str) -> ModelYaml:
+        """Model YAML of a model's graphs."""
+        yaml = self.train if role_of(name).layout == "train" else self.infer
+        settings = self.roles[name].settings
+        return scoring_yaml(yaml, settings) if settings else yaml
 
     @property
-    def trains(self) -> Sequence[Partition]:
-        """Parts of the policy in training, of every rank."""
+    def trains(self) -> Mapping[int, Partition]:
+        """Parts of the policy in training, by rank."""
         return self.models["policy"]
 
     @property
-    def infers(self) -> Sequence[Partition]:
-        """Parts of the policy in generation, of every rank."""
+    def infers(self) -> Mapping[int, Partition]:
+        """Parts of the policy in generation, by rank."""
         return self.models["generator"]
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks of the job."""
+        return sorted({rank for parts in self.models.values() for rank in parts})
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
         """Layouts of the trained parameters: in training and in generation."""
-        return self.trains[0].trained_layout, self.infers[0].trained_layout
+        train, infer = (next(iter(parts.values())) for parts in (self.trains, self.infers))
+        return train.trained_layout, infer.trained_layout
 
     @property
     def packed(self) -> list[ParameterSpec]:
         """Rows of the weights that `rollout.weights` packs."""
-        return [] if self.config.rollout.weights == "train" else decoded_rows(self.infers[0].model)
-
-    @cached_property
-    def reward_models(self) -> list[ScoringModel]:
-        """Models that score responses, on the first rank of each replica."""
-        return read_reward_models(self.config)
+        return [] if self.config.rollout.weights == "train" else decoded_rows(self.roles[GENERATOR.name].model)
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
@@ -138,25 +152,38 @@ class Work:
         algorithm = self.config.algorithm
         trainer = self.config.trainer
         train, infer = self.layouts
+        roles = {role_of(name).name for name in self.models}
         rounds = rounds_rollouts(self.train, self.infer, self.config.rollout.weights)
         scores_old = algorithm.scores_old_policy(self.model.dropout) or (rounds and algorithm.reads_policy)
         conditions = {
             POLICY.scoring.phase: scores_old,
-            REWARD_MODEL.scoring.phase: bool(self.reward_models),
-            "sync_ref": REFERENCE.name in self.models and algorithm.reference_sync_steps > 0,
+            "sync_ref": REFERENCE.name in roles and algorithm.reference_sync_steps > 0,
             "reshard": train != infer or any(spec.trains for spec in self.packed),
             "testing": self.lengths.problems > 0,
             "save_checkpoint": trainer.save_freq is not None or trainer.save_best_metric is not None,
             "load_checkpoint": False,
         }
         return tuple(
-            name
-            for name, phase in phases.PHASES.items()
-            if phase.groups and conditions.get(name, phase.role in self.models)
+            name for name, phase in phases.PHASES.items() if phase.groups and conditions.get(name, phase.role in roles)
         )
 
+    @cached_property
+    def passes(self) -> Sequence[Pass]:
+        """Computations of a run's phases, in order."""
+        return [
+            Pass(phase, name, "generate" if one.verdict_tokens else kind)
+            for phase in self.phases
+            if (kind := phases.PHASES[phase].kind)
+            for name, one in self.roles.items()
+            if role_of(name).name == phases.PHASES[phase].role
+        ]
+
+    def passes_of(self, rank: int) -> list[Pass]:
+        """List the computations of a rank."""
+        return [one for one in self.passes if rank in self.models[one.model]]
+
     def rank_plans(self) -> list[RankPlan]:
-        return [self.rank_plan(part.rank) for part in self.trains]
+        return [self.rank_plan(rank) for rank in self.ranks]
 
     def rank_plan(self, rank: int) -> RankPlan:
         """Plan the memory of `rank`.
@@ -177,7 +204,7 @@ class Work:
             }
         pools = pool_bytes(self, rank)
         process = process_bytes(self, rank) if device.in_host_memory else 0
-        stays = process + max(pools.values())
+        stays = process + max(pools.values(), default=0)
         totals = {
             phase: sum(roles.values()) + (stays if process else pools.get(phase, 0)) for phase, roles in held.items()
         }
@@ -185,8 +212,13 @@ class Work:
         roles = {role: sum(sizes) for role, sizes in parts.items()}
         return RankPlan(rank, roles, held, pools, process, totals, totals[peak], peak)
 
-    def engines(self, phase: str) -> list[Engine]:
-        """List the engines of one rank in the phase `gen` or `testing`."""
+    def engines(self, phase: str, name: str = GENERATOR.name) -> list[Engine]:
+        """List the engines in which a model generates on one rank.
+
+        phase: `gen` or `testing`, or that of a judge that writes.
+        """
+        if verdicts := self.verdict_engines(name):
+            return verdicts
         config = self.config
         ranks = self.infer.parallel.data_parallel
         sampling = config.rollout
@@ -209,9 +241,17 @@ class Work:
         slots = [(slot_count(limit, count), each) for count, each in pairs if count]
         return [Engine(pool_size(count, each), prefix, count, positions, packed) for count, each in slots]
 
-    def micro_batches(self, kind: str) -> Sequence[MicroBatch]:
-        """Cut the longest groups for a pass of `kind` (score, update), largest first."""
+    def verdict_engines(self, name: str) -> list[Engine]:
+        """List the engine of a judge that writes its verdicts; none of another model."""
+        one = self.roles[name]
+        return [verdict_engine(one.settings)] if one.verdict_tokens else []
+
+    def micro_batches(self, kind: str, name: str = POLICY.name) -> Sequence[MicroBatch]:
+        """Cut the longest groups for a model's pass of `kind` (score, update), largest first."""
         config = self.config
+        if settings := self.roles[name].settings:
+            groups = -(-config.data.prompts_per_step // len(self.models[name]))
+            return scoring_batches(settings, config.rollout, groups, self.lengths.prompt)
         parallel = self.train.parallel
         groups = config.data.prompts_per_step // parallel.data_parallel
         least = 1
@@ -230,13 +270,13 @@ class Work:
             least=least,
         )
 
-    def stage(self, role: str, rank: int, updates: bool = False) -> Stage:
-        """Describe a rank's part of a role's model, as its graphs see it.
+    def stage(self, name: str, rank: int, updates: bool = False) -> Stage:
+        """Describe a rank's part of a model, as its graphs see it.
 
         updates: graphs of updates, which may drop adapters' inputs.
         """
-        yaml = self.yaml(role)
-        part = self.models[role][rank]
+        yaml = self.yaml(name)
+        part = self.models[name][rank]
         products = yaml.model.compute_dtype
         dtype = yaml.context.device.activations(products)
         drops = updates and part.model.dropout > 0
@@ -256,34 +296,37 @@ class Work:
 
 def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
     """Compute the bytes of each part of the memory groups that a rank has."""
-    infer = work.infers[rank]
-    generating = work.stage(GENERATOR.name, rank)
+    infer = work.infers.get(rank)
+    apart = dict.fromkeys(work.models, 0)
     weights: dict[str, list[int]] = {}
     updates: dict[str, list[int]] = {}
-    for name, ranks in work.models.items():
-        role = ROLES[name]
-        part = ranks[rank]
-        apart = 0
+    for name, part in ((name, ranks[rank]) for name, ranks in work.models.items() if rank in ranks):
+        role = role_of(name)
         if role.training:
-            apart, moments = _optimizer(part, work.config.memory.swap)
+            apart[name], moments = _optimizer(part, work.config.memory.swap)
             updates |= {role.training.gradients: [_bytes(part, part.trained)], role.training.moments: moments}
-        if role is POLICY:
-            weights |= _policy(part, infer, apart, _packed_bytes(work, infer))
-        elif role is not GENERATOR:
-            weights[role.weights[0]] = [_bytes(part, work.roles[name].own(part.specs)) + apart]
-    if work.reward_models and infer.first_of_replica:
-        weights[REWARD_MODEL.weights[0]] = resident_bytes(work.reward_models, work.fused)
+        if role not in (POLICY, GENERATOR):
+            numbers = _bytes(part, work.roles[name].own(part.specs)) + apart[name]
+            cache = _cache_bytes(work, name, rank, work.verdict_engines(name))
+            weights.setdefault(role.weights[0], []).append(numbers + cache)
+    policy = _policy(work.trains.get(rank), infer, apart[POLICY.name], _packed_bytes(work, infer))
     caches = {
-        group: [sum(activations.cache_bytes(generating, engine) for engine in work.engines(phase))]
+        group: [_cache_bytes(work, GENERATOR.name, rank, work.engines(phase))]
         for group, phase in ((phases.CACHE, "gen"), (phases.VALIDATION_CACHE, "testing"))
+        if infer
     }
-    return {group: sizes for group, sizes in (weights | updates | caches).items() if sum(sizes)}
+    return {group: sizes for group, sizes in (policy | weights | updates | caches).items() if sum(sizes)}
 
 
-def _packed_bytes(work: Work, infer: Partition) -> dict[bool, int]:
+def _cache_bytes(work: Work, name: str, rank: int, engines: Iterable[Engine]) -> int:
+    """Compute the bytes of the caches of a model's engines on a rank."""
+    return sum(activations.cache_bytes(work.stage(name, rank), engine) for engine in engines)
+
+
+def _packed_bytes(work: Work, infer: Partition | None) -> dict[bool, int]:
     """Compute the bytes of packed weights on a rank, by whether they train."""
     total = {True: 0, False: 0}
-    for spec in work.packed:
+    for spec in work.packed if infer else ():
         outputs, inputs = infer.shape(spec)
         if spec.kind != "matrix":
             outputs = work.model.vocab_size // infer.mesh.tp
@@ -291,19 +334,26 @@ def _packed_bytes(work: Work, infer: Partition) -> dict[bool, int]:
     return total
 
 
-def _policy(train: Partition, infer: Partition, apart: int, packed: Mapping[bool, int]) -> dict[str, list[int]]:
+def _policy(
+    train: Partition | None, infer: Partition | None, apart: int, packed: Mapping[bool, int]
+) -> dict[str, list[int]]:
     """Compute the bytes of the policy's parameters in both layouts, by role.
 
-    apart: bytes of separately updated rows. packed: bytes of packed weights, by whether they train.
+    train, infer: None on a rank without the layout. apart: bytes of separately updated rows. packed: bytes of packed
+    weights, by whether they train.
     """
     roles = {}
     kept_apart = {True: apart, False: 0}
     for trains, (shared, training, generating) in POLICY_GROUPS.items():
-        mine, theirs = ([spec for spec in part.specs if spec.trains == trains] for part in (train, infer))
-        both = _bytes(train, [spec for spec in theirs if train.slices(spec) == infer.slices(spec)])
+        mine, theirs = (_rows(part, trains) for part in (train, infer))
+        both = _bytes(train, [spec for spec in theirs if train and train.slices(spec) == infer.slices(spec)])
         roles |= {shared: [both], training: [_bytes(train, mine) - both + kept_apart[trains]]}
         roles |= {generating: [_bytes(infer, theirs) - both + packed[trains]]}
     return roles
+
+
+def _rows(part: Partition | None, trains: bool) -> list[ParameterSpec]:
+    return [spec for spec in part.specs if spec.trains == trains] if part else []
 
 
 def _bytes(part: Partition, specs: Iterable[ParameterSpec]) -> int:
@@ -321,36 +371,26 @@ def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
 
 def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     """Compute the peak bytes of activations on a rank in each phase."""
-    found = {}
-    in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
-    if work.reward_models and work.infers[rank].first_of_replica:
-        groups = -(-work.config.data.prompts_per_step // work.infer.parallel.data_parallel)
-        found[REWARD_MODEL.scoring.phase] = scoring_bytes(
-            work.reward_models, work.config, groups, work.lengths.prompt, work.fused
-        )
-    for name, phase in _passes(work).items():
-        stage = work.stage(phase.role, rank, phase.kind == "update")
-        if phase.kind == "generate":
-            found[name] = max(activations.generate_bytes(stage, engine) for engine in work.engines(name))
-        elif phase.kind == "score":
-            found[name] = activations.score_bytes(stage, work.micro_batches("score")[0])
-        elif phase.kind == "update":
-            found[name] = activations.update_bytes(stage, work.micro_batches("update")[0], in_flight)
+    found: dict[str, int] = {}
+    for phase, name, kind in work.passes_of(rank):
+        stage = work.stage(name, rank, kind == "update")
+        if kind == "generate":
+            peak = max(activations.generate_bytes(stage, engine) for engine in work.engines(phase, name))
+        elif kind == "score":
+            peak = activations.score_bytes(stage, work.micro_batches(kind, name)[0])
+        else:
+            in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
+            peak = activations.update_bytes(stage, work.micro_batches(kind, name)[0], in_flight)
+        found[phase] = max(found.get(phase, 0), peak)
     return found
-
-
-def _passes(work: Work) -> dict[str, phases.Phase]:
-    """Return a run's phases that compute with a model of its own layouts."""
-    found = {name: phases.PHASES[name] for name in work.phases}
-    return {name: phase for name, phase in found.items() if phase.kind and phase.role in work.models}
 
 
 def process_bytes(work: Work, rank: int) -> int:
     """Compute bytes of a process: itself, its tokenizer, graphs, operators' tables."""
     graphs = (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
-    for phase in _passes(work).values():
-        stage = work.stage(phase.role, rank, phase.kind == "update")
-        graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[phase.kind] * stage.layers
-        if phase.kind == "update":
-            graphs += activations.update_tables(stage, work.micro_batches("update")[0])
+    for _, name, kind in work.passes_of(rank):
+        stage = work.stage(name, rank, kind == "update")
+        graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[kind] * stage.layers
+        if kind == "update":
+            graphs += activations.update_tables(stage, work.micro_batches(kind, name)[0])
     return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs

@@ -1,12 +1,13 @@
 """Forecast of a step's time: operations by phase over rates measured on this machine.
 
 It counts matrix products, and bytes of the key-value cache and of the optimizer, for responses of the greatest length.
-It does not count softmax, norms, sampling, rewards, transfers between ranks, and compiling.
+It does not count softmax, norms, sampling, reward functions without a model, transfers between ranks, and compiling.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.memory.activations import ITEMSIZE
 from mindrlhf.memory.estimate import Work
 from mindrlhf.metrics.console import short_duration
@@ -69,46 +70,68 @@ def measured_rates(work: Work) -> Rates:
 
 def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
     """Compute seconds of each phase of a step that runs a model."""
-    config = work.config
-    lengths = work.lengths
-    groups = [(lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
-    flops = phase_flops(work.roles, groups, config.algorithm.num_iterations)
-    prompts = config.data.prompts_per_step / len(work.trains)
-    seconds = {}
-    again = work.train.recomputes or work.train.parallel.pipeline_stage > 1
-    for name in work.phases:
-        kind = PHASES[name].kind
-        if name == "gen":
-            seconds[name] = _generating(work, rates)
-        elif kind and name in flops:
-            passes = 1 + (kind == "update" and again) / PHASES[name].passes
-            seconds[name] = prompts * flops[name] * passes / rates.passes
-            if kind == "update":
-                updates = config.algorithm.num_iterations * config.algorithm.updates_per_iteration
-                moved = OPTIMIZER_PASSES * FLOAT32 * trained_count(work.model) / work.train.parallel.model_parallel
-                seconds[name] += updates * moved / work.train.parallel.pipeline_stage / rates.memory
+    seconds: dict[str, float] = {}
+    for phase, name, kind in work.passes:
+        if PHASES[phase].per_token:
+            took = _generating(work, name, rates) if kind == "generate" else _passing(work, phase, name, rates)
+            seconds[phase] = seconds.get(phase, 0.0) + took
     return seconds
 
 
-def _generating(work: Work, rates: Rates) -> float:
-    """Compute seconds of a rank's prompts and responses."""
+def _passing(work: Work, phase: str, name: str, rates: Rates) -> float:
+    """Compute seconds of a rank's passes over prompts and responses, with updates."""
     config = work.config
-    model = work.model
-    parallel = work.infer.parallel
+    train = work.train
+    groups = [(work.lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
+    flops = phase_flops({name: work.roles[name]}, groups, config.algorithm.num_iterations)[phase]
+    prompts = config.data.prompts_per_step / len(work.models[name])
+    if PHASES[phase].kind != "update":
+        return prompts * flops / rates.passes
+    again = train.recomputes or train.parallel.pipeline_stage > 1
+    passes = 1 + again / PHASES[phase].passes
+    updates = config.algorithm.num_iterations * config.algorithm.updates_per_iteration
+    moved = OPTIMIZER_PASSES * FLOAT32 * trained_count(work.model) / train.parallel.model_parallel
+    updating = updates * moved / train.parallel.pipeline_stage / rates.memory
+    return prompts * flops * passes / rates.passes + updating
+
+
+def _generating(work: Work, name: str, rates: Rates) -> float:
+    """Compute seconds of a rank's prompts and responses, or of its verdicts."""
+    config = work.config
+    one = work.roles[name]
     samples = config.rollout.num_generations
     length = config.rollout.max_new_tokens
     prompt = work.lengths.prompt
-    token = forward_flops(model, 0, [1])
+    if one.verdict_tokens:
+        conversations = config.data.prompts_per_step * samples / len(work.models[name])
+        return _drawing(one.model, rates, conversations, prompt + length, prompt + length, one.verdict_tokens)
+    parallel = work.infer.parallel
     cached = ITEMSIZE["bfloat16" if work.packed else "float32"]
-    position = 2 * cached * model.num_layers * model.num_kv_heads * model.head_dim
-    total = 0.0
+    kept = prompt / samples if work.fused else prompt
     counts = [count for count in round_responses(config, parallel.data_parallel) if count]
-    for responses in counts:
-        kept = prompt / samples if work.fused else prompt  # positions of a prompt, for each of its responses
-        read = responses * length * (kept + length / 2) * position
-        total += responses / samples * forward_flops(model, prompt, []) / rates.passes
-        total += responses * length * token / rates.decode + read / rates.memory
+    total = sum(_drawing(one.model, rates, count, prompt, kept, length, samples, cached) for count in counts)
     return total / parallel.model_parallel
+
+
+def _drawing(
+    model: ModelConfig,
+    rates: Rates,
+    responses: float,
+    prompt: int,
+    kept: float,
+    length: int,
+    samples: int = 1,
+    cached: int = FLOAT32,
+) -> float:
+    """Compute seconds of responses of one length.
+
+    kept: positions of a prompt in the cache, for each of its responses. samples: responses to a prompt. cached: bytes
+    of a number in the cache.
+    """
+    position = 2 * cached * model.num_layers * model.num_kv_heads * model.head_dim
+    read = responses * length * (kept + length / 2) * position
+    reading = responses / samples * forward_flops(model, prompt, []) / rates.passes
+    return reading + (responses * length * forward_flops(model, 0, [1]) / rates.decode + read / rates.memory)
 
 
 def run_rates(work: Work, steps: int | None, ceiling: float) -> Rates | None:

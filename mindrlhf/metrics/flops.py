@@ -7,15 +7,17 @@ prompt once for each response and divides by the data sheet's number.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.timer import COMPILE, STEP
-from mindrlhf.model_roles import RoleModel
+from mindrlhf.model_roles import RoleModel, role_of
 from mindrlhf.phases import PHASES
 from mindrlhf.types import Experience
 
 MFU = "perf/mfu"
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1) -> float:
@@ -39,16 +41,26 @@ def phase_flops(roles: Mapping[str, RoleModel], groups: Sequence[tuple], iterati
     """Count a step's operations by phase.
 
     roles: see `Job`. groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under
-    adapters have no gradients.
+    adapters have no gradients. Each model is assumed to have the policy's tokens, and verdicts their greatest length.
     """
-    once = {name: sum(forward_flops(one.model, *group) for group in groups) for name, one in roles.items()}
+    once: dict[str, float] = {}
+    for name, one in roles.items():
+        role = role_of(name).name
+        once[role] = once.get(role, 0.0) + sum(_once(one, *group) for group in groups)
     return {
         name: (phase.passes - (phase.kind == "update" and roles[phase.role].model.adapter is not None))
         * (iterations if phase.kind == "update" else 1)
         * once[phase.role]
         for name, phase in PHASES.items()
-        if phase.passes and phase.role in roles
+        if phase.passes and phase.role in once
     }
+
+
+def _once(one: RoleModel, prompt: int, responses: Sequence[int], times: int = 1) -> float:
+    """Count the operations of a pass of a model; a verdict follows each response."""
+    if not one.verdict_tokens:
+        return forward_flops(one.model, prompt, responses, times)
+    return times * sum(forward_flops(one.model, prompt + length, [one.verdict_tokens]) for length in responses)
 
 
 @dataclass
@@ -66,18 +78,24 @@ class Utilization:
     exceeded: float = 1.0
 
     def add(
-        self, metrics: MetricSet, seconds: Mapping[str, float], groups: Sequence[tuple], drawn: Sequence[tuple] = ()
+        self,
+        metrics: MetricSet,
+        seconds: Mapping[str, float],
+        groups: Sequence[tuple],
+        drawn: Sequence[tuple] = (),
+        counted: Mapping[str, float] = NOTHING,
     ) -> None:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. groups: arguments of `forward_flops`, of this rank; none on
-        a rank that computes a part of another one's work. drawn: the groups that the step has generated. A rank that
-        built a graph in this step is left out of the phases' values, because their seconds lack the graph's first run.
+        a rank that computes a part of another one's work. drawn: the groups that the step has generated. counted:
+        phase -> operations that this rank has counted itself. A rank that built a graph in this step is left out of the
+        phases' values, because their seconds lack the graph's first run.
         """
         trained = phase_flops(self.roles, groups, self.iterations)
         answered = phase_flops(self.roles, drawn, self.iterations)
         whole = 0.0
-        for phase, flops in (trained | {"gen": answered["gen"]}).items():
+        for phase, flops in (trained | {"gen": answered["gen"]} | counted).items():
             if phase not in seconds:
                 continue
             whole += flops

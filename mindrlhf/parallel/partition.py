@@ -9,7 +9,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.models.axes import DATA_AXES, MODEL_AXES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.layout import Layout, Shape, Slices, replica_sharded, split_layers, yaml_layout
+from mindrlhf.parallel.layout import Layout, Shape, Slices, model_layout, replica_sharded, split_layers, yaml_layout
 from mindrlhf.parallel.mesh import Coordinates, Mesh
 
 Group = tuple[int, ...]
@@ -48,6 +48,13 @@ class Partition:
         shared = parallel.enable_parallel_optimizer and mesh.replicas > 1
         ranks = ((rank, layers[mesh.coordinates(rank).pp]) for rank in mesh.ranks)
         return [cls(model, mesh, layout, held, rank, parallel.use_seq_parallel, shared) for rank, held in ranks]
+
+    @classmethod
+    def whole(cls, model: ModelConfig, ranks: Sequence[int]) -> list["Partition"]:
+        """Compute the parts of a model that is whole on each rank."""
+        mesh = Mesh(dp=len(ranks), ranks=tuple(ranks))
+        layout = model_layout(model, mesh)
+        return [cls(model, mesh, layout, range(model.num_layers), rank) for rank in ranks]
 
     @property
     def first_of_replica(self) -> bool:

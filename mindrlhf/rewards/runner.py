@@ -119,7 +119,11 @@ class RewardRunner(AbstractContextManager):
             self._drop(process for process in self._processes if not process.idle)
             raise
         by_place = score_in_process(self._own, samples, steps)
-        by_place |= self.models(samples) if self.models else {}
+        operations = 0.0
+        if self.models:
+            before = self.models.operations
+            by_place |= self.models(samples)
+            operations = self.models.operations - before
         by_place |= {place: batch.of(function) for function, place in enumerate(self._places)}
         replies = {name: by_place[place] for place, name in enumerate(self.names)}
         weights = [function.weight for function in self._settings.all_functions]
@@ -130,7 +134,7 @@ class RewardRunner(AbstractContextManager):
         for name, at in new.items():
             one = samples[at]
             failures.append(RewardFailure(name, at, table.errors[name][at], one.prompt, one.completion, one.fields))
-        return replace(table, first_failures=tuple(failures))
+        return replace(table, first_failures=tuple(failures), operations=operations)
 
     def close(self) -> None:
         """End all processes, without zombies. May be called again."""

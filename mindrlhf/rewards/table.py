@@ -36,6 +36,7 @@ class RewardTable:
     float32[N], wall time inside the function (the limit, for a call that was given up). errors: sample index -> reason.
     timeouts: calls that took longer than the limit; failures: other calls without a result, abstentions excepted.
     first_failures: for each function that failed for the first time since its runner was made, its first failed sample.
+    operations: of the matrix products of functions that are models.
     """
 
     totals: np.ndarray
@@ -47,6 +48,7 @@ class RewardTable:
     failures: Mapping[str, int]
     timeouts: Mapping[str, int]
     first_failures: Sequence[RewardFailure] = ()
+    operations: float = 0.0
 
 
 def build_table(weights: Sequence[float], replies: Mapping[str, Sequence[Reply]], scoring: int) -> RewardTable:

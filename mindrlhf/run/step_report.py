@@ -27,7 +27,7 @@ from mindrlhf.metrics.flops import group_lengths
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.performance import add_performance
 from mindrlhf.metrics.timer import Timers
-from mindrlhf.model_roles import POLICY, Role
+from mindrlhf.model_roles import POLICY, REWARD_MODEL, Role
 from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
@@ -76,6 +76,7 @@ class StepReport(Report):
         settings = job.config.trainer
         self._records = settings.save_rollouts or (job.flags.save_data_file is not None and not settings.val_only)
         self._responses: ResponseWriter | None = None
+        self._scoring_flops = 0.0  # of this rank's reward models in the step so far
 
     def open_outputs(self, steps_done: int) -> None:
         super().open_outputs(steps_done)
@@ -95,6 +96,7 @@ class StepReport(Report):
 
         Each function's first failure is logged with its completion.
         """
+        self._scoring_flops += table.operations
         add_reward_components(self._metrics, table.components)
         add_reward_troubles(self._metrics, table.failures, table.timeouts)
         for failure in table.first_failures:
@@ -139,7 +141,9 @@ class StepReport(Report):
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
         add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
         drawn = [group_lengths(e) for e in experiences if e.policy_step == step]
-        self._utilization.add(metrics, seconds, [group_lengths(e) for e in experiences], drawn)
+        counted = {REWARD_MODEL.scoring.phase: self._scoring_flops}
+        self._scoring_flops = 0.0
+        self._utilization.add(metrics, seconds, [group_lengths(e) for e in experiences], drawn, counted)
         values = self._reduce(metrics, step, position)
         values |= result.figures | explained_variance(values)
         if self._job.config.rollout_correction.level is not None:

@@ -21,6 +21,7 @@ from mindrlhf.configs.model_defaults import LayoutName, model_yaml_of_other_role
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP, differences
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, rounds_rollouts
+from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
 from mindrlhf.data.tokenizer import Tokenizer
@@ -28,12 +29,13 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
 from mindrlhf.flags import LayoutFlags, SFTFlags, TrainFlags
 from mindrlhf.job import NO_OBJECTS, Job, Objects
+from mindrlhf.judging.checkpoint import open_scoring_model
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.migration.mindrlhf.translation import MindRLHFTranslation, is_mindrlhfs, is_mindrlhfs_name
 from mindrlhf.migration.mindrlhf.translation import translate as translate_mindrlhf
 from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.verl.translation import translate
-from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, Role, RoleModel
+from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, Role, RoleModel, role_of
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 
@@ -74,7 +76,7 @@ def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
     model = read_model(flags, config, train, infer, workers)
     roles = read_roles(flags, config, model)
     tokenizer = open_tokenizer(flags, roles[POLICY.name].path)
-    for role in (ROLES[name] for name in roles):
+    for role in map(role_of, roles):
         if role.setting:
             check_same_tokens(role, roles[role.name].path, tokenizer)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir, flags.save_data_file)
@@ -124,15 +126,27 @@ def read_roles(
 ) -> dict[str, RoleModel]:
     """Read the models of a run's roles, the policy first.
 
-    weights: as in `local_model`. Raises UserError.
+    A replay has its rewards, and no models that score. weights: as in `local_model`. Raises UserError.
     """
     first = RoleModel(flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer, policy)
     found = dict.fromkeys((POLICY.name, GENERATOR.name), first)
     for role in ROLES.values():
-        if role.name not in found and role.used(config):
-            own = read_other(role, config, weights) if role.setting else read_alike(role, flags, config, first)
-            found[role.name] = own
+        names = role.names(config)
+        if names and role.name not in found and not (role.listed and flags.replay):
+            found |= dict(zip(names, read_models(role, flags, config, first, weights), strict=True))
     return found
+
+
+def read_models(
+    role: Role, flags: TrainFlags, config: GRPOSettings, policy: RoleModel, weights: bool
+) -> list[RoleModel]:
+    """Read the models of a role that a run has.
+
+    weights: as in `local_model`. Raises UserError.
+    """
+    if role.listed:
+        return [read_scoring(settings) for settings in role.listed(config)]
+    return [read_other(role, config, weights) if role.setting else read_alike(role, flags, config, policy)]
 
 
 def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: RoleModel) -> RoleModel:
@@ -159,6 +173,11 @@ def read_other(role: Role, config: GRPOSettings, weights: bool) -> RoleModel:
         raise UserError(f"{role.setting}: {path} has no config.json; give an HF directory or a hub's id.")
     refuse_critic(path, model)
     return RoleModel(path, model)
+
+
+def read_scoring(settings: RewardModelSettings) -> RoleModel:
+    """Read the model of a reward function, without its weights. Raises UserError."""
+    return RoleModel(settings.path, open_scoring_model(settings, weights=False).config, settings=settings)
 
 
 def check_same_tokens(role: Role, path: str, tokenizer: Tokenizer) -> None:

@@ -15,6 +15,7 @@ from scoring_models import (
 )
 
 from mindrlhf.configs.grpo import RewardSettings
+from mindrlhf.metrics.flops import forward_flops
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
@@ -133,6 +134,18 @@ def test_a_score_depends_on_its_own_conversation_alone(classifier, language_mode
     np.testing.assert_allclose(mixed, np.tile(whole[order], 2), rtol=2e-6, atol=5e-7)
     alone = [scores([sample], folder, name, **extra)[0] for sample in SAMPLES[2:7]]
     np.testing.assert_allclose(alone, whole[2:7], rtol=2e-6, atol=5e-7)
+
+
+def test_operations_are_those_of_distinct_conversations(classifier):
+    """A question counts once with all of its answers, and an answer once."""
+    folder, config, _ = classifier
+    expected = 0.0
+    for question in QUESTIONS:
+        prompt = len(small_tokenizer().encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"))
+        answers = [len(classified_ids(question, answer)) - prompt for answer in ANSWERS]
+        expected += forward_flops(config, prompt, answers)
+    assert table(SAMPLES, {"name": "model", "path": str(folder)}).operations == expected
+    assert table(SAMPLES * 2, {"name": "model", "path": str(folder)}).operations == expected
 
 
 def judged_ids(settings_of, question, answer):

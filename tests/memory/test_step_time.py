@@ -7,10 +7,12 @@ import pytest
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
+from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
 from mindrlhf.flags import TrainFlags
 from mindrlhf.memory import step_time
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.step_time import Rates, forecast, measured_rates, run_rates, step_seconds, time_line
+from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.trainer.check import read_roles
 
@@ -63,6 +65,40 @@ def test_ranks_share_the_work():
     assert cut["update_actor"] == pytest.approx(alone["update_actor"] / 2)
     slower = time_line(work(), 10, forecast(work(), [RATES, replace(RATES, passes=5e10)]))
     assert slower == time_line(work(), 10, forecast(work(), [replace(RATES, passes=5e10)])), "all wait for the slowest"
+
+
+SCORING = RewardModelSettings(path="reward")
+
+
+def with_model(job: Work, model: ModelConfig, settings: RewardModelSettings) -> Work:
+    roles = {**job.roles, "reward_model.0": RoleModel("reward", model, settings=settings)}
+    return Work.of(job.config, roles, job.train, job.infer, job.lengths)
+
+
+def test_a_reward_model_reads_what_the_reference_reads_on_one_rank_of_each_replica():
+    classifier = MODEL.as_critic()
+    seconds = step_seconds(with_model(work(), classifier, SCORING), RATES)
+    prompts, answers = 8 * 64, 8 * 8 * 64
+    least = 2 * LAYERS * (prompts + answers) / RATES.passes
+    assert least < seconds["reward_model"] < 1.1 * least
+    assert {name: took for name, took in seconds.items() if name != "reward_model"} == step_seconds(work(), RATES)
+    replicas = step_seconds(with_model(work(data_parallel=4), classifier, SCORING), RATES)["reward_model"]
+    assert replicas == pytest.approx(seconds["reward_model"] / 4)
+    whole = step_seconds(with_model(work(model_parallel=2), classifier, SCORING), RATES)["reward_model"]
+    assert whole == pytest.approx(seconds["reward_model"]), "tensor-parallel ranks do not share it"
+
+
+def test_a_judge_reads_each_conversation_and_writes_its_verdict():
+    judge = JudgeSettings(path="judge", verdict="generated", max_new_tokens=32)
+    seconds, slower, cached = (
+        step_seconds(with_model(work(), MODEL, judge), rates)["reward_model"]
+        for rates in (RATES, replace(RATES, decode=RATES.decode / 2), replace(RATES, memory=float("inf")))
+    )
+    written = 2 * (LAYERS + HEAD) * 8 * 8 * 32 / RATES.decode
+    assert slower - seconds == pytest.approx(written, rel=0.02)
+    read = 2 * LAYERS * 8 * 8 * (64 + 64) / RATES.passes
+    assert cached - written == pytest.approx(read, rel=0.1)
+    assert cached < seconds
 
 
 def test_phases_that_a_step_lacks_take_no_time():

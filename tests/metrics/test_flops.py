@@ -4,6 +4,7 @@ import pytest
 
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
 from mindrlhf.metrics.flops import Utilization, forward_flops, phase_flops
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.model_roles import RoleModel
@@ -50,6 +51,31 @@ def test_adapters_leave_out_the_gradients_of_weights():
     adapted = MODEL.model_copy(update={"adapter": Adapter(2, 4)})
     plain, found = (phase_flops(roles(model), [(5, [3, 1])], 2) for model in (MODEL, adapted))
     assert found == plain | {"update_actor": plain["update_actor"] * 2 / 3}
+
+
+def test_the_models_of_a_role_add_up_and_a_verdict_follows_each_response():
+    reward = MODEL.as_critic().model_copy(update={"num_layers": 2})
+    judge = MODEL.model_copy(update={"hidden_size": 12})
+    verdicts = JudgeSettings(path="judge", verdict="generated", max_new_tokens=4)
+    models = {
+        "reward_model.0": RoleModel("judge", judge, settings=verdicts),
+        "reward_model.1": RoleModel("classifier", reward, settings=RewardModelSettings(path="classifier")),
+    }
+    found = phase_flops(roles(MODEL) | models, [(5, [3, 1]), (2, [6], 2)], 2)
+    classified = plain_count(reward, 5, [3, 1]) + plain_count(reward, 2, [6, 6])
+    written = [plain_count(judge, read, [4]) for read in (5 + 3, 5 + 1, 2 + 6, 2 + 6)]
+    assert found.pop("reward_model") == classified + sum(written)
+    assert found == phase_flops(roles(MODEL), [(5, [3, 1]), (2, [6], 2)], 2)
+
+
+def test_operations_that_a_rank_has_counted_are_part_of_the_step():
+    utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=1)
+    scoring, elsewhere = MetricSet(), MetricSet()
+    counted = {"reward_model": 5e5}
+    utilization.add(scoring, {"reward_model": 0.1, "step": 2.0}, [], [], counted)
+    utilization.add(elsewhere, {"step": 2.0}, [], [], {"reward_model": 0.0})
+    assert scoring.results() == {"perf/mfu": 0.25}
+    assert elsewhere.results() == {"perf/mfu": 0.0}
 
 
 def test_a_step_of_two_ranks():

@@ -1,0 +1,98 @@
+"""The plan of models that are on some of the job's ranks: split placement, and models that score."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mindrlhf.commands.memory_plan import plan_figures, rank_table
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
+from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
+from mindrlhf.flags import TrainFlags
+from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.model_roles import RoleModel
+from mindrlhf.models.parameters import parameter_count, parameter_table
+from mindrlhf.parallel.mesh import Mesh
+from mindrlhf.reshard.plan import plan as reshard_plan
+from mindrlhf.trainer.check import read_roles
+from mindrlhf.units import FLOAT32, GIB
+
+MODEL = ModelConfig(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=4,
+    tie_word_embeddings=False,
+)
+
+
+def work(train: dict[str, int], infer: dict[str, int]) -> Work:
+    """A job on the CPU with these parallel settings."""
+    train_yaml, infer_yaml = (
+        ModelYaml(
+            path=name, model=ModelSettings(), parallel=ParallelSettings(**given), context={"device_target": "CPU"}
+        )
+        for name, given in (("train", train), ("infer", infer))
+    )
+    sizes = ("data.prompts_per_step=16", "rollout.num_generations=4", "rollout.max_new_tokens=16")
+    config = load_grpo_config(None, sizes)
+    return Work.of(config, read_roles(TrainFlags(), config, MODEL), train_yaml, infer_yaml, Lengths(20))
+
+
+def test_models_that_score_are_whole_on_the_first_rank_of_each_replica():
+    """Each has its weights there, and a judge that writes a cache for 16 verdicts."""
+    classifier = MODEL.as_critic().model_copy(update={"num_layers": 2})
+    judge = JudgeSettings(path="judge", verdict="generated", max_length=100, max_new_tokens=20)
+    scoring = {
+        "reward_model.0": RoleModel("reward", classifier, settings=RewardModelSettings(path="reward")),
+        "reward_model.1": RoleModel("judge", MODEL, settings=judge),
+    }
+    plain = work({"model_parallel": 2, "data_parallel": 2}, {"model_parallel": 2, "data_parallel": 2})
+    job = Work.of(plain.config, {**plain.roles, **scoring}, plain.train, plain.infer, plain.lengths)
+    cache = 2 * 4 * 16 * 4 * 128 * 4 * FLOAT32
+    sizes = [parameter_count(classifier) * FLOAT32, parameter_count(MODEL) * FLOAT32 + cache]
+    for alone, plan in zip(plain.rank_plans(), job.rank_plans(), strict=True):
+        own = {"reward_model": sum(sizes)} if plan.rank in (0, 2) else {}
+        assert plan.roles == {**alone.roles, **own}
+        assert ("reward_model" in plan.activations) == (plan.rank in (0, 2))
+    assert "reward_model" in job.phases
+    assert "reward_model" not in plain.phases
+
+
+@pytest.mark.parametrize("generating", [(2, 3), (1, 2), (0, 1)])
+def test_meshes_on_some_of_the_ranks(monkeypatch, generating):
+    """Training on the ranks 0 and 1, generation on others or on some of them, counted element by element."""
+    meshes = {"train": (0, 1), "infer": generating}
+    made = Mesh.of_yaml
+    monkeypatch.setattr(Mesh, "of_yaml", lambda yaml: replace(made(yaml), ranks=meshes[yaml.path]))
+    job = work({"model_parallel": 2}, {"data_parallel": 2})
+    plans = {plan.rank: plan.roles for plan in job.rank_plans()}
+    assert plans.keys() == {0, 1, *generating}
+    halves = {rank: {spec.name: np.zeros(spec.shape, bool) for spec in parameter_table(MODEL)} for rank in (0, 1)}
+    for rank, held in halves.items():
+        for spec in parameter_table(MODEL):
+            for cut in spec.cuts:  # the tensor-parallel axis, on two ranks
+                np.split(held[spec.name], 2, cut.dim)[rank][...] = True
+            if not spec.cuts or spec.kind == "embedding":
+                held[spec.name][...] = True
+    cache = 2 * 4 * 32 * 4 * 64 * 4 * FLOAT32
+    for rank, found in plans.items():
+        whole = {spec.name: spec.size * FLOAT32 for spec in parameter_table(MODEL)}
+        own = {name: FLOAT32 * np.count_nonzero(held) for name, held in halves.get(rank, {}).items()}
+        alike = sum(size for name, size in own.items() if rank in generating and size == whole[name])
+        expected = {"shared_weights": alike, "train_weights": sum(own.values()) - alike}
+        expected |= {"reference": sum(own.values()), "gradients": sum(own.values()), "moments": 2 * sum(own.values())}
+        if rank in generating:
+            expected |= {"infer_weights": sum(whole.values()) - alike, "kv_cache": cache}
+        assert found == {name: size for name, size in expected.items() if size}, rank
+    figures = plan_figures(job, reshard_plan(*job.layouts), limit=GIB)
+    lacking = {rank: roles.get("infer_weights", 0) for rank, roles in plans.items() if rank in generating}
+    assert figures["reshard"]["least"] == figures["reshard"]["receives"]
+    assert all(lacking[rank] >= received > 0 for rank, received in figures["reshard"]["receives"].items())
+    ranks = [line.split()[0] for line in rank_table(job, figures).splitlines()]
+    assert ranks[1:] == {(2, 3): ["0-1", "2-3"], (1, 2): ["0", "1", "2"], (0, 1): ["0-1"]}[generating]
