@@ -1,8 +1,8 @@
 """Scores of a reward model or judge over its parameters, in batches."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import mindspore
 import numpy as np
@@ -51,6 +51,8 @@ class ModelScorer:
         read, self._bias = model.weights()
         weights = build_parameters(parameter_table(model.config), read)
         self._model = model
+        # Of its graphs, with their own constants; they do not depend on the job's settings.
+        self._settings = f"{device.name} {model.config.model_dump()} {settings.compute_dtype} {settings.verdict_tokens}"
         self.operations = 0.0
         self.parameters: list[Parameter] = list(weights.values())
         if model.config.value_head:
@@ -65,7 +67,7 @@ class ModelScorer:
     def __call__(self, conversations: Sequence[Encoded]) -> list[Outcome]:
         """Score conversations in their order; equal ones are computed once."""
         distinct = {one.key: one for one in conversations}
-        with _without_graph_cache():
+        with Graph.cache.depending_on(self._settings) if Graph.cache else nullcontext():
             scored = (self._values if self._model.config.value_head else self._verdicts)(list(distinct.values()))
         by_key = dict(zip(distinct, scored, strict=True))
         return [by_key[one.key] for one in conversations]
@@ -134,14 +136,3 @@ def _device() -> Device:
     if not under_msrun() and mindspore.get_context("mode") != mindspore.GRAPH_MODE:
         launch(default_device())
     return device_in_use()
-
-
-@contextmanager
-def _without_graph_cache() -> Iterator[None]:
-    """Leave graphs out of a run's cache, whose keys lack this model."""
-    cache = Graph.cache
-    Graph.cache = None
-    try:
-        yield
-    finally:
-        Graph.cache = cache

@@ -9,10 +9,12 @@ from scoring_models import scoring_config, write_scoring_model
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.metrics.flops import forward_flops
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 
-TWO_RANKS = ("train_yaml.parallel_config.data_parallel=2", "infer_yaml.parallel_config.data_parallel=2")
+REPLICAS = tuple(f"{yaml}_yaml.parallel_config.data_parallel=2" for yaml in ("train", "infer"))
+HALVES = tuple(f"{yaml}_yaml.parallel_config.model_parallel=2" for yaml in ("train", "infer"))
 SETTINGS = ("optimizer.lr=1e-3", "train.length_bucket=48", "memory.swap=True", "trainer.save_freq=1")
 ROUNDING = {"rtol": 2e-6, "atol": 1e-6}  # of batches that pad prompts to other lengths, with AVX-512
 
@@ -100,10 +102,43 @@ def test_a_resumed_run_is_the_run_that_never_stopped(task, first, tmp_path):
         np.testing.assert_array_equal(resumed.weights[name], weights)
 
 
+def test_the_plan_has_operations_of_each_model(task, first, tmp_path, capsys):
+    named = f"reward.functions={json.dumps(functions(task))}"
+    arguments = task.train(tmp_path, *SETTINGS, named)
+    assert jobs.call(["plan", *arguments[1:], "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    prompt = figures["longest_prompt"]
+    config = scoring_config()
+    assert figures["flops"]["reward_model"] == 4 * 2 * int(forward_flops(config, prompt, [16], 4))
+    assert all(0 < share <= 1 for share in steps(first, "perf/mfu"))
+
+
+def test_a_second_run_takes_the_models_graphs_from_the_cache(task, tmp_path, capsys):
+    """Of a classifier, and of a judge that writes; the policy's graphs do not stand in for the judge's."""
+    judge = {"name": "judge", "path": f"{task.folder}/judge", "template": "rubric", "words": ["z", "8"], "weight": 0.0}
+    judge |= {"verdict": "generated", "max_length": 256, "max_new_tokens": 8}  # random weights write z and 8
+    named = f"reward.functions={json.dumps([functions(task)[0], judge])}"
+    rewards = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        capsys.readouterr()
+        assert jobs.call(task.train(folder, "trainer.total_steps=1", named)) == 0
+        printed = capsys.readouterr().out
+        rewards.append(recorded(jobs.Run(folder)))
+    assert ", 0 built and kept there\n" in printed
+    for name, values in rewards[0].items():
+        np.testing.assert_array_equal(rewards[1][name], values)
+
+
 @pytest.mark.msrun
-def test_two_workers_give_the_same_rewards(task, first, tmp_path):
-    """The steps after the first have weights that differ in their last digits."""
-    run = train(task, tmp_path, *TWO_RANKS, workers=2)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(REPLICAS, id="replicas"), pytest.param(HALVES, id="halves", marks=pytest.mark.slow)]
+)
+def test_two_workers_give_the_same_rewards(task, first, tmp_path, layout):
+    """Each replica scores its own responses, on its first rank.
+
+    The steps after the first have weights that differ in their last digits.
+    """
+    run = train(task, tmp_path, *layout, workers=2)
     count = len(first.rollouts[0][1]) * 4
     assert run.responses[:count] == first.responses[:count]
     for name, values in recorded(first).items():

@@ -81,6 +81,16 @@ class GraphCache:
         return code_digest()
 
     @contextmanager
+    def depending_on(self, settings: str) -> Iterator[None]:
+        """Find the graphs of the body by these settings, in place of the job's."""
+        own = self._settings
+        self._settings = lambda name: settings
+        try:
+            yield
+        finally:
+            self._settings = own
+
+    @contextmanager
     def around(self, graph: nn.Cell, inputs: tuple) -> Iterator[None]:
         """Load or store the graph that the body compiles, if any."""
         compiled = self._compiled.setdefault(graph, set())
