@@ -1,5 +1,6 @@
 """Hypothesis strategies for layouts, and shards of real arrays: for the tests of layouts, plans and their executors."""
 
+from dataclasses import replace
 from math import lcm, prod
 
 import numpy as np
@@ -97,6 +98,13 @@ def layout_pairs(draw) -> tuple[Layout, Layout]:
     return tuple(Layout(s, r, p) for s, r, p in zip(stages, ranks, placements, strict=True))
 
 
+@st.composite
+def on_some_ranks(draw, layout: Layout, most: int = 40) -> Layout:
+    """The same layout on any ranks below `most`."""
+    ranks = draw(st.sets(st.integers(0, most - 1), min_size=layout.size, max_size=layout.size))
+    return replace(layout, ranks=tuple(sorted(ranks)))
+
+
 def full_arrays(layout: Layout) -> dict[str, np.ndarray]:
     """Every element of every parameter different."""
     start, arrays = 0, {}
@@ -107,8 +115,8 @@ def full_arrays(layout: Layout) -> dict[str, np.ndarray]:
 
 
 def shards_of(layout: Layout, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """For every rank, name -> what it holds."""
-    return [{name: arrays[name][part] for name, part in layout.shards(rank)} for rank in range(layout.size)]
+    """For every rank of the layout in order, name -> what it holds."""
+    return [{name: arrays[name][part] for name, part in layout.shards(rank)} for rank in layout.ranks]
 
 
 def assembled(layout: Layout, shards: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -1,12 +1,13 @@
 """The planner: every element once, never more than needed, the same result as going through full tensors."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import full_arrays, layout_pairs, model_configs, model_layouts, shards_of
+from layouts import full_arrays, layout_pairs, model_configs, model_layouts, on_some_ranks, shards_of
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, full_layout, model_layout, sliced_shape
@@ -18,14 +19,18 @@ MODEL = ModelConfig(
 )
 
 
+def by_rank(layout, arrays):
+    """Rank -> what it holds: what the rank at its place holds of the same layout on ranks 0, 1, 2 and so on."""
+    return dict(zip(layout.ranks, shards_of(replace(layout, ranks=()), arrays), strict=True))
+
+
 def execute(result, arrays, transfers):
     """What every destination rank holds afterwards, and how often each of its elements was written."""
-    before = shards_of(result.source, arrays)
-    after, writes = [], []
-    for rank in range(result.destination.size):
-        shapes = {name: sliced_shape(part) for name, part in result.destination.shards(rank)}
-        after.append({name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()})
-        writes.append({name: np.zeros(shape, int) for name, shape in shapes.items()})
+    before = by_rank(result.source, arrays)
+    after, writes = {}, {}
+    for rank, shards in by_rank(result.destination, arrays).items():
+        after[rank] = {name: np.full(array.shape, np.nan, np.float32) for name, array in shards.items()}
+        writes[rank] = {name: np.zeros(array.shape, int) for name, array in shards.items()}
     for transfer in transfers:
         box = before[transfer.source][transfer.parameter][transfer.source_slices]
         assert box.size * result.itemsize == transfer.nbytes
@@ -38,9 +43,9 @@ def execute(result, arrays, transfers):
 
 def check(result, transfers):
     arrays = full_arrays(result.destination)
-    expected = shards_of(result.destination, arrays)
+    expected = by_rank(result.destination, arrays)
     after, writes = execute(result, arrays, transfers)
-    for rank, shards in enumerate(expected):
+    for rank, shards in expected.items():
         assert after[rank].keys() == shards.keys()
         for name, array in shards.items():
             np.testing.assert_array_equal(after[rank][name], array)
@@ -48,19 +53,15 @@ def check(result, transfers):
 
 
 def elements_missing(result, rank):
-    """Elements that a rank needs and does not hold, counted one by one."""
-    count = 0
-    for name, part in result.destination.shards(rank):
-        missing = np.zeros(result.destination.shapes[name], bool)
-        missing[part] = True
-        if rank < result.source.size and (held := result.source.slices(rank, name)) is not None:
-            missing[held] = False
-        count += np.count_nonzero(missing)
-    return count
+    """Elements that a rank needs and does not hold, counted one by one: all elements of all arrays differ."""
+    arrays = full_arrays(result.destination)
+    needed = by_rank(result.destination, arrays)[rank]
+    held = by_rank(result.source, arrays).get(rank, {})
+    return sum(np.count_nonzero(~np.isin(array, held.get(name, ()))) for name, array in needed.items())
 
 
 def check_bytes(result):
-    for rank in range(result.destination.size):
+    for rank in result.destination.ranks:
         assert result.least[rank] == elements_missing(result, rank) * result.itemsize
         assert result.received[rank] == result.least[rank] <= result.all_gather[rank]
     assert sum(result.sent.values()) == sum(result.received.values()) == sum(t.nbytes for t in result.transfers)
@@ -73,6 +74,25 @@ def test_any_two_layouts_of_a_model(data):
     result = plan(data.draw(model_layouts(config)), data.draw(model_layouts(config)))
     check(result, result.copies + result.transfers)
     check_bytes(result)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_layouts_on_some_of_the_ranks(data):
+    """On the same ranks, on others, or on some of them: a rank in one of the two sends only, or receives only."""
+    pair = data.draw(layout_pairs())
+    most = data.draw(st.integers(max(layout.size for layout in pair), 40))
+    source, destination = (data.draw(on_some_ranks(layout, most)) for layout in pair)
+    result = plan(source, destination)
+    check(result, result.copies + result.transfers)
+    check_bytes(result)
+    assert result.sent.keys() == set(source.ranks)
+    assert result.received.keys() == set(destination.ranks)
+    assert all(copy.source in {*source.ranks} & {*destination.ranks} for copy in result.copies)
+    if not {*source.ranks} & {*destination.ranks}:
+        assert sum(result.received.values()) == result.itemsize * sum(
+            array.size for shards in shards_of(destination, full_arrays(destination)) for array in shards.values()
+        )
 
 
 @settings(deadline=None)
