@@ -231,29 +231,22 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
 
 def with_head_norms(folder: Path) -> Path:
     """Copy a Qwen2 model folder to Qwen3's shape: norms of heads, drawn around 1, and no biases."""
-
-    from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
-    from mindrlhf.checkpoint.safetensors_file import write_safetensors
-    from mindrlhf.checkpoint.weight_source import SINGLE_FILE, open_weights
+    from mindrlhf.checkpoint.hf import read_hf_config
+    from mindrlhf.checkpoint.weight_source import open_weights
     from mindrlhf.models.parameters import parameter_table
 
     before = read_hf_config(folder)
-    copy = folder.with_name(f"{folder.name}-head-norms")
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((copy / CONFIG_FILE).read_text())
-    config |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False}
-    (copy / CONFIG_FILE).write_text(json.dumps(config | {"head_dim": before.head_dim}))
-    weights, known = open_weights(str(folder), before), {spec.name for spec in parameter_table(before)}
-    table, rng = parameter_table(read_hf_config(copy)), np.random.default_rng(0)
+    config = before.model_copy(update={"family": "qwen3", "qk_norm": True, "attention_bias": False})
+    weights = open_weights(str(folder), before)
+    known = {spec.name for spec in parameter_table(before)}
+    rng = np.random.default_rng(0)
 
     def drawn(spec):
         return (1 + 0.1 * rng.standard_normal(spec.shape)).astype(np.float32)
 
-    ordered = (weights.read(spec.name) if spec.name in known else drawn(spec) for spec in table)
-    layout = [(spec.hf_name, spec.shape) for spec in table]
-    write_safetensors(copy / SINGLE_FILE, layout, ordered, "float32", {"format": "pt"})
-    return copy
+    table = parameter_table(config)
+    arrays = (weights.read(spec.name) if spec.name in known else drawn(spec) for spec in table)
+    return copied(folder, folder.with_name(f"{folder.name}-head-norms"), config, zip(table, arrays, strict=True))
 
 
 def ending_earlier(folder: Path, probability: float) -> Path:
@@ -263,18 +256,15 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     there: with random weights hidden states stay close to it. Raises UserError for a model with a head of its own.
     """
     from mindrlhf.checkpoint.hf import read_hf_config
-    from mindrlhf.checkpoint.safetensors_file import write_safetensors
-    from mindrlhf.checkpoint.weight_source import SINGLE_FILE, open_weights
+    from mindrlhf.checkpoint.weight_source import open_weights
     from mindrlhf.data.tokenizer import Tokenizer
     from mindrlhf.models.parameters import parameter_table
 
     model = read_hf_config(folder)
     if not model.tie_word_embeddings:
         raise UserError(f"{folder}: has a head of its own, and a tied embedding is needed here.")
-    copy = folder.with_name(f"{folder.name}-ends-{probability:g}")
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
-    weights, table = open_weights(str(folder), model), parameter_table(model)
+    weights = open_weights(str(folder), model)
+    table = parameter_table(model)
     arrays = {spec.name: weights.read(spec.name) for spec in table}
     (embedding,) = (spec.name for spec in table if spec.kind == "embedding")
     ends = list(model.eos_token_ids)
@@ -286,9 +276,17 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     direction = hidden.mean(0)
     arrays[embedding] = arrays[embedding].copy()
     arrays[embedding][ends] = (logit / (direction @ direction) * direction).astype(np.float32)
-    layout = [(spec.hf_name, spec.shape) for spec in table]
-    ordered = (arrays[spec.name] for spec in table)
-    write_safetensors(copy / SINGLE_FILE, layout, ordered, "float32", {"format": "pt"})
+    copy = folder.with_name(f"{folder.name}-ends-{probability:g}")
+    return copied(folder, copy, model, ((spec, arrays[spec.name]) for spec in table))
+
+
+def copied(folder: Path, copy: Path, config, tensors: Iterable[tuple]) -> Path:
+    """Copy a folder of a model and its prompts, with another configuration and other weights; returns the copy."""
+    from mindrlhf.checkpoint.hf import CONFIG_FILE, save_hf
+
+    shutil.rmtree(copy, ignore_errors=True)
+    save_hf(copy, config, tensors)
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors*", CONFIG_FILE), dirs_exist_ok=True)
     return copy
 
 
