@@ -1,13 +1,12 @@
 """Small jobs for end-to-end tests: a practice task with its tokenizer and models, command lines, and what a run left.
 
-A process takes 5 s to start and each compiled graph 1-3 s, so tests share runs and compiled graphs, and the models are
-tiny. `call` runs a command in this process, `start` in one of its own, and `workers.run_msrun` under msrun.
+A new process takes 5 s to start and each compiled graph 1-3 s, so tests share runs and graphs, and the models are
+tiny. `call` runs a command in this process, `start` in one of its own, and `workers.run_ranks` in several.
 """
 
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import warm
 from safetensors.numpy import load_file
 from small_model import random_arrays
-from workers import run_msrun
+from workers import run_ranks
 
 from mindrlhf import cli
 from mindrlhf.backend.compile import graph_cache
@@ -178,34 +178,33 @@ def tests_are_no_users() -> Iterator[None]:
 
 
 def start(
-    argv: Sequence[str], script: Path | None = None, timeout: float = 300, cwd: Path | None = None, **environment: str
+    argv: Sequence[str],
+    script: Path | None = None,
+    timeout: float = 300,
+    cwd: Path | None = None,
+    new: bool = False,
+    **environment: str,
 ) -> subprocess.CompletedProcess:
     """A command in a process of its own, on one thread.
 
-    script: run this instead of `mindrlhf`; argv is then without the command's name. cwd: its working directory.
+    script: run this instead of `mindrlhf`; argv is then without the command's name. cwd: its working directory. new: it
+    imports everything itself, which takes seconds (see `warm`).
     """
     command = ["-m", "mindrlhf"] if script is None else [script]
-    threads = {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *map(str, command), *map(str, argv)],
-        env=os.environ | threads | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=cwd,
-    )
+    run = warm.run_new if new else warm.run
+    return run([*command, *argv], os.environ | warm.FIXED | environment, timeout, cwd)
 
 
-def train_apart(argv: Sequence[str], workers: int = 0, timeout: float = 120) -> str:
-    """Train in processes that must end well: one alone, or some under msrun. Returns what the one alone complained of.
+def train_apart(argv: Sequence[str], workers: int = 0, timeout: float = 120, new: bool = False) -> str:
+    """Train in processes that must end well: one alone, or ranks. Returns what the one alone complained of.
 
-    timeout: seconds under msrun.
+    timeout: seconds for ranks. new: see `start`.
     """
     if not workers:
-        result = start(argv)
+        result = start(argv, new=new)
         assert result.returncode == 0, result.stderr
         return result.stderr
-    result = run_msrun(workers, [ONE_STAGE, *argv[1:]], timeout=timeout)
+    result = run_ranks(workers, [ONE_STAGE, *argv[1:]], timeout=timeout)
     assert result.returncode == 0, result.logs
     return ""
 

@@ -19,32 +19,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("generate", "update", "save", "reshard", "start", "report")
 
 
-def start(argv: Sequence[object], log: Path, workers: int = 0, held: Sequence[object] = ()) -> subprocess.Popen:
+def start(
+    argv: Sequence[object], log: Path, workers: int = 0, held: Sequence[object] = (), new: bool = False
+) -> subprocess.Popen | warm.WarmProcess:
     """A run by itself, or under msrun with some workers; phases of rank 0 go to `log`, output to `log`.out.
 
-    held: phase, first step and number of Python calls into the phase; there rank 0 waits, once, for `let_go`.
+    held: phase, first step and number of Python calls into the phase; there rank 0 waits, once, for `let_go`. new: the
+    run imports everything itself, which takes seconds (see `warm`), as it does under msrun.
     """
     log.write_text("")
     log.with_suffix(".go").unlink(missing_ok=True)
-    command = [sys.executable, __file__, *map(str, argv)]
-    if workers:
-        from workers import free_port
-
-        msrun = [Path(sys.executable).with_name("msrun"), f"--worker_num={workers}", f"--local_worker_num={workers}"]
-        command = [*msrun, f"--master_port={free_port()}", f"--log_dir={log.parent / 'msrun'}", "--join=True"]
-        command += [__file__, *map(str, argv)]
-    environment = {"OMP_NUM_THREADS": "2", "GLOG_v": "3", "PYTHONPATH": str(ROOT), "PHASE_LOG": str(log)}
+    command = [__file__, *map(str, argv)]
+    environment = os.environ | warm.FIXED | {"PHASE_LOG": str(log), "PHASE_HELD": json.dumps(list(held))}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment["PHASE_HELD"] = json.dumps(list(held))
     with log.with_suffix(".out").open("a") as output:
-        return subprocess.Popen(
-            [str(part) for part in command], env=os.environ | environment, stdout=output, stderr=subprocess.STDOUT
-        )
+        if not workers and not new:
+            return warm.start(command, output.fileno(), output.fileno(), environment)
+        first = [sys.executable]
+        if workers:
+            from workers import free_port
+
+            first = [Path(sys.executable).with_name("msrun"), f"--worker_num={workers}"]
+            first += [f"--local_worker_num={workers}", f"--master_port={free_port()}"]
+            first += [f"--log_dir={log.parent / 'msrun'}", "--join=True"]
+        return subprocess.Popen([*map(str, first), *command], env=environment, stdout=output, stderr=output)
 
 
 def let_go(log: Path) -> None:
@@ -52,7 +56,7 @@ def let_go(log: Path) -> None:
     log.with_suffix(".go").touch()
 
 
-def wait_for(process: subprocess.Popen, log: Path, phase: str, timeout: float = 300) -> None:
+def wait_for(process: subprocess.Popen | warm.WarmProcess, log: Path, phase: str, timeout: float = 300) -> None:
     """Until the run is in a phase, or waits in one ("held")."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -77,7 +81,7 @@ def calls_into(rng: random.Random) -> int:
     return int(10 ** rng.uniform(0, 3))
 
 
-def kill(process: subprocess.Popen) -> None:
+def kill(process: subprocess.Popen | warm.WarmProcess) -> None:
     """SIGKILL to a process and all it has started: msrun's workers are in sessions of their own."""
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid)
@@ -115,7 +119,8 @@ def signalled(
     calls: Python calls into the phase. delay: seconds, for the phase "start", in which nothing can be held.
     Returns the output.
     """
-    process = start(argv, log, workers, held=() if phase == "start" else (phase, step, calls))
+    starts = phase == "start"
+    process = start(argv, log, workers, held=() if starts else (phase, step, calls), new=starts)
     try:
         wait_for(process, log, phase if phase == "start" else "held")
         time.sleep(delay)

@@ -1,9 +1,9 @@
-"""Run code on several workers under `msrun` and get each rank's result back.
+"""Run code on several workers and get each rank's result back.
 
 `run_workers(2, __file__, "check", size=3)` calls `check(world, size=3)` of that file on two ranks, inside
-`launch("CPU")`, and returns what each rank returned. Starting takes 10-15 s on two cores (four Python processes, of
-which each imports MindSpore, and 3-7 s of negotiation between them), so put many checks into one run.
-`run_msrun` is the layer below: any script with any arguments, left to end by itself.
+`launch("CPU")`, and returns what each rank returned. `run_ranks` is the layer below: any script with any arguments,
+left to end by itself. Both start the ranks with msrun's environment and without msrun, as forks (see `warm`);
+`run_msrun` starts msrun, which takes 10 s more of a processor (it imports MindSpore, and so does each worker).
 
 This file is also the script that the workers run.
 """
@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL_LINES = 40
@@ -32,10 +34,10 @@ class WorkersFailed(AssertionError):
 
 
 @dataclass(frozen=True)
-class MsrunResult:
-    """How a run under msrun ended.
+class RanksResult:
+    """How a run of several ranks ended.
 
-    returncode: msrun's own (1 whatever a worker's was). seconds: from start to msrun's end.
+    returncode: msrun's own (1 whatever a worker's was). seconds: from start to end.
     output: msrun's, with the workers' mixed in. logs: each worker's whole output by rank; `scheduler`'s too.
     """
 
@@ -58,18 +60,19 @@ def run_workers(
 ) -> list[Any]:
     """Call `function(world, **arguments)` of the Python file on `count` ranks; arguments and results are pickled.
 
-    With `library` the ranks talk through MindSpore, as they do on Ascend.
+    With `library` the ranks talk through MindSpore, as they do on Ascend, and msrun starts them.
 
     Returns the results by rank as soon as all are there and kills what is left; with `to_the_end` (some seconds more)
-    when msrun has ended well. Raises WorkersFailed when a worker raises or dies, or after `timeout` s.
+    when the ranks have ended well. Raises WorkersFailed when a worker raises or dies, or after `timeout` s.
     """
+    started = _msrun if library else _ranks
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         task = folder / "task.pickle"
         task.write_bytes(pickle.dumps((str(file), function, arguments, library)))
         results = [folder / f"result_{rank}.pickle" for rank in range(count)]
         deadline = time.monotonic() + timeout
-        with _msrun(count, [__file__, str(task)], folder) as process:
+        with started(count, [__file__, str(task)], folder) as process:
             while process.poll() != 0 if to_the_end else not all(path.exists() for path in results):
                 if process.poll() is not None or "exit with exception" in _text(folder / "msrun.log"):
                     raise WorkersFailed(f"{function} failed on {count} workers\n{_tails(folder)}")
@@ -79,15 +82,24 @@ def run_workers(
         return [pickle.loads(path.read_bytes()) for path in results]
 
 
-def run_msrun(count: int, command: list[str | Path], *, timeout: float = 120, **environment: str | None) -> MsrunResult:
-    """Run `msrun ... script arguments` to its own end; `environment` is added to its environment, None unsets a name.
+def run_ranks(count: int, command: list[str | Path], *, timeout: float = 120, **environment: str) -> RanksResult:
+    """Run `script arguments` on ranks to their own end; `environment` is added to their environment.
 
     Raises WorkersFailed after `timeout` s; a failing worker is for the caller to judge.
     """
+    return _ended(_ranks, count, command, timeout, environment)
+
+
+def run_msrun(count: int, command: list[str | Path], *, timeout: float = 120, **environment: str | None) -> RanksResult:
+    """`run_ranks` as `msrun ... script arguments`; None unsets a name of the environment."""
+    return _ended(_msrun, count, command, timeout, environment)
+
+
+def _ended(started, count: int, command: list[str | Path], timeout: float, environment: dict) -> RanksResult:
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         start = time.monotonic()
-        with _msrun(count, command, folder, environment) as process:
+        with started(count, command, folder, environment) as process:
             try:
                 process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -95,7 +107,7 @@ def run_msrun(count: int, command: list[str | Path], *, timeout: float = 120, **
         seconds = time.monotonic() - start
         logs = {rank: _text(folder / f"worker_{rank}.log") for rank in range(count)}
         logs["scheduler"] = _text(folder / "scheduler.log")
-        return MsrunResult(process.returncode, seconds, _text(folder / "msrun.log"), logs)
+        return RanksResult(process.returncode, seconds, _text(folder / "msrun.log"), logs)
 
 
 def free_port() -> int:
@@ -103,6 +115,46 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+class _Ranks:
+    """Ranks and their scheduler, as one process: its exit code is 1 as soon as one has failed."""
+
+    def __init__(self, processes: Sequence[warm.WarmProcess]):
+        self.processes = processes
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        codes = [process.poll() for process in self.processes]
+        if self.returncode is None and (any(codes) or None not in codes):
+            self.returncode = int(any(codes))
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("ranks", timeout)
+            time.sleep(0.05)
+        return self.returncode
+
+
+@contextlib.contextmanager
+def _ranks(count: int, command: list[str | Path], folder: Path, environment: dict[str, str] | None = None):
+    """Running ranks, with what msrun would give them; at the end of the block all are killed."""
+    job = {"MS_WORKER_NUM": str(count), "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(free_port())}
+    common = os.environ | warm.FIXED | {"PYTHONUNBUFFERED": "1"} | job | (environment or {})
+    roles = {"scheduler": {"MS_ROLE": "MS_SCHED"}}
+    roles |= {f"worker_{rank}": {"MS_ROLE": "MS_WORKER", "RANK_ID": str(rank)} for rank in range(count)}
+    processes = []
+    try:
+        for name, role in roles.items():
+            with (folder / f"{name}.log").open("w") as log:
+                processes.append(warm.start(command, log.fileno(), log.fileno(), common | role))
+        yield _Ranks(processes)
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @contextlib.contextmanager

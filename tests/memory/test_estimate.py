@@ -319,7 +319,7 @@ def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
     assert main(["plan", *arguments[1:], "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["ranks"]
     if workers == 1:
-        result = jobs.start(arguments)
+        result = jobs.start(arguments, new=True)  # a fork has more in memory
         assert result.returncode == 0, result.stderr
     else:
         result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])

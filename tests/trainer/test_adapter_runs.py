@@ -12,7 +12,7 @@ import phases
 import pytest
 from safetensors.numpy import load_file
 from small_model import random_arrays
-from workers import run_msrun
+from workers import run_ranks
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.peft import read_adapter
@@ -193,7 +193,7 @@ def test_adapters_of_two_layouts_are_gathered(argv, whole, tmp_path, train, infe
     arguments = [word for word in argv(tmp_path / "run") if word not in SETTINGS]
     layouts = (*jobs.layout("train", train), *jobs.layout("infer", infer))
     own = ("optimizer.lr=1e-30", "trainer.total_steps=1", f"lora.adapter_path={first}")
-    done = run_msrun(2, [jobs.ONE_STAGE, *map(str, arguments[1:]), *settings, *layouts, *own], timeout=500)
+    done = run_ranks(2, [jobs.ONE_STAGE, *map(str, arguments[1:]), *settings, *layouts, *own], timeout=500)
     assert done.returncode == 0, done
     left, stored = read_adapter(tmp_path / "run" / "ckpt" / "hf_adapter"), read_adapter(first)
     assert left.base == replace(stored.base, sha256=left.base.sha256)

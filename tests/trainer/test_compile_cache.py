@@ -30,7 +30,7 @@ def cache(tmp_path_factory) -> Path:
 def run(task, folder, cache, *settings, **flags):
     """(the run, how many of its graphs came from the cache, were built, could not be kept)."""
     arguments = task.train(folder, *SETTINGS, *settings, enable_compile_cache="True", **flags)
-    result = jobs.start(arguments, XDG_CACHE_HOME=str(cache))
+    result = jobs.start(arguments, new=True, XDG_CACHE_HOME=str(cache))
     assert result.returncode == 0, result.stderr
     return jobs.Run(folder), counts(result.stdout)
 

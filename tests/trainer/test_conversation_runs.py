@@ -3,7 +3,7 @@
 import jobs
 import numpy as np
 import pytest
-from workers import run_msrun
+from workers import run_ranks
 
 from mindrlhf.evaluation.pass_at_k import read_answers
 
@@ -132,7 +132,7 @@ def test_two_workers_have_the_same_conversations(task, first, tmp_path, axis):
     ranks = (f"train_yaml.parallel_config.{axis}=2", f"infer_yaml.parallel_config.{axis}=2", "trainer.total_steps=1")
     slow = (f"rollout.environment={task.folder}/counter.py:Sleeper", "rollout.max_slots=5")
     arguments = task.train(tmp_path, *settings(task.folder), *slow, *ranks)
-    result = run_msrun(2, [jobs.ONE_STAGE, *arguments[1:]])
+    result = run_ranks(2, [jobs.ONE_STAGE, *arguments[1:]])
     assert result.returncode == 0, result.logs
     run = jobs.Run(tmp_path)
     assert run.responses == first.responses[: len(run.responses)]

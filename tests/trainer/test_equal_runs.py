@@ -27,12 +27,12 @@ SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "acto
 
 
 def train(task: jobs.Task, folder, *settings: str, workers: int | None = None, **flags) -> jobs.Run:
-    """A finished run: in this process, in one of its own (0 workers), or under msrun with some."""
+    """A finished run: in this process, in a new one (0 workers), or on some ranks."""
     arguments = task.train(folder, *SETTINGS, *settings, **flags)
     if workers is None:
         assert jobs.call(arguments) == 0
     else:
-        jobs.train_apart(arguments, workers)
+        jobs.train_apart(arguments, workers, new=True)
     return jobs.Run(folder)
 
 

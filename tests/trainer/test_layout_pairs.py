@@ -8,7 +8,7 @@ import copying_memory
 import jobs
 import numpy as np
 import pytest
-from workers import run_msrun
+from workers import run_ranks
 
 SETTINGS = (
     "algorithm.beta=0.1",
@@ -67,7 +67,7 @@ def test_a_pair_where_the_host_sees_copies_of_parameters(task, alone, tmp_path, 
 def check_pair(task, alone, tmp_path, workers, train, infer, *scripts):
     layouts = (*jobs.layout("train", train), *jobs.layout("infer", infer))
     arguments = task.train(tmp_path, *SETTINGS, *layouts)
-    result = run_msrun(workers, [*scripts, jobs.ONE_STAGE, *arguments[1:]], timeout=500)
+    result = run_ranks(workers, [*scripts, jobs.ONE_STAGE, *arguments[1:]], timeout=500)
     assert result.returncode == 0, result.logs
     run = jobs.Run(tmp_path)
     assert run.responses == alone.responses
