@@ -8,4 +8,5 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 bash "$root/scripts/setup.sh" --dev
 cd "$root"
 export PATH="$root/.venv/bin:$PATH"
-exec python -m pytest --numprocesses 2 --dist loadfile "${@:-tests}" # a file's tests share what is slow to make
+# A file's tests share what is slow to make; files begin in the order of tests/conftest.py.
+exec python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${@:-tests}"

@@ -59,12 +59,18 @@ def pytest_configure():
     sys.dont_write_bytecode = False
 
 
+def is_long(item) -> bool:
+    """Whether the file of a test compiles, trains or waits."""
+    file = item.path.relative_to(ROOT / "tests")
+    return file.parts[0] in COMPILING or str(file) in LONG
+
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        file = item.path.relative_to(ROOT / "tests")
-        long = file.parts[0] in COMPILING or str(file) in LONG
-        if not long and not {"slow", "msrun"}.intersection(item.keywords):
+        if not is_long(item) and not {"slow", "msrun"}.intersection(item.keywords):
             item.add_marker("fast")
+    # Long files begin first: what is left at the end is short, and no process of tests waits long for another.
+    items.sort(key=is_long, reverse=True)
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: run with --slow")

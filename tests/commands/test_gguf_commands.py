@@ -51,11 +51,11 @@ def test_other_commands_read_it(task, model, file, tmp_path, capsys):
         common = ("--template", "plain", "--prompt", "How many?", "--output", out, "max_new_tokens=8", "temperature=0")
         assert jobs.call(["generate", "--model", path, *common]) == 0
         answers.append(json.loads(out.read_text())["responses"])
-        data = ("--data", task.folder / "test.mindrecord", "--max_new_tokens", 4, "--limit", 4)
-        assert jobs.call(["eval", "--model", path, "--compare", file, *data]) == 0
         assert jobs.call(["transform", "--src_checkpoint", path, "--dst_checkpoint", tmp_path / f"{name}.ckpt"]) == 0
-        assert jobs.call(["plan", "--load_sft_checkpoint_infer", path]) == 0
     assert answers[0] == answers[1]
+    data = ("--data", task.folder / "test.mindrecord", "--max_new_tokens", 4, "--limit", 4)
+    assert jobs.call(["eval", "--model", model, "--compare", file, *data]) == 0
+    assert jobs.call(["plan", "--load_sft_checkpoint_infer", file]) == 0
     assert (tmp_path / "file.ckpt").read_bytes() == (tmp_path / "folder.ckpt").read_bytes()
     rows = task.folder / "train.jsonl"
     made = ("--output_path", tmp_path / "rows.mindrecord", "--dataset_type", "arithmetic")

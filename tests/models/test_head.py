@@ -24,22 +24,21 @@ BEFORE = np.random.default_rng(2).normal(size=(VOCABULARY, WIDTH)).astype(np.flo
 ENTROPY_WEIGHTS = np.random.default_rng(1).normal(size=TOKENS) * USED
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["reading", "bonus"])
-def entropy_gradient(request):
-    return request.param
+ONE_CHUNK, THREE_CHUNKS, A_TOKEN_EACH = CHUNK_NUMBERS, 4 * VOCABULARY, 1
+# (numbers of a chunk, whether the entropy has a gradient, whether the head is fused)
+FEW = [
+    (ONE_CHUNK, False, False),
+    (THREE_CHUNKS, True, False),
+    (A_TOKEN_EACH, False, False),
+    (ONE_CHUNK, True, True),
+    (THREE_CHUNKS, False, True),
+    (A_TOKEN_EACH, True, True),
+]
+REST = [pytest.param((chunk, not bonus, fused), marks=pytest.mark.slow) for chunk, bonus, fused in FEW]
 
 
-@pytest.fixture(scope="module", params=["composed", "fused"])
-def fused(request):
-    if request.param == "fused" and open_operators() is None:
-        pytest.skip("the fused operators cannot be built here")
-    return open_operators() if request.param == "fused" else None
-
-
-@pytest.fixture(
-    scope="module", params=[CHUNK_NUMBERS, 4 * VOCABULARY, 1], ids=["one-chunk", "three-chunks", "a-token-each"]
-)
-def run(request, entropy_gradient, fused):
+@pytest.fixture(scope="module", params=[*FEW, *REST], ids=str)
+def run(request):
     """(hidden, head, targets, weights) -> log-probs and entropy of the tokens that are USED, and the gradients of the
     sum over these of weights * log-probs plus ENTROPY_WEIGHTS * entropy, which counts only where the entropy has a
     gradient.
@@ -47,12 +46,16 @@ def run(request, entropy_gradient, fused):
     import mindspore
     from mindspore import Tensor, nn, ops
 
+    chunk_numbers, entropy_gradient, is_fused = request.param
+    fused = open_operators() if is_fused else None
+    if is_fused and fused is None:
+        pytest.skip("the fused operators cannot be built here")
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
 
     class Weighted(nn.Cell):
         def __init__(self):
             super().__init__()
-            log_probs = TokenLogProbs(TEMPERATURE, request.param, entropy_gradient=entropy_gradient, operators=fused)
+            log_probs = TokenLogProbs(TEMPERATURE, chunk_numbers, entropy_gradient=entropy_gradient, operators=fused)
             self.head = CollectingHead(VOCABULARY, WIDTH, log_probs)
             self.used = Tensor(USED.astype(np.int32))
 

@@ -6,6 +6,7 @@ import engine_subject
 import numpy as np
 import pytest
 from engine_subject import by_sample
+from slow_cases import few_of
 from small_model import SmallModel
 from small_updater import RATE, TEMPERATURE, Subject, assert_close, clip_and_kl, random_groups, rows_like
 
@@ -69,8 +70,9 @@ def updated(recompute):
     return subject.updater(groups, RATE, **rows), subject.gradients
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("halves", MIXED)
+@pytest.mark.parametrize(
+    ("halves", "recompute"), few_of([(MIXED[0], True), (MIXED[1], False)], [(MIXED[0], False), (MIXED[1], True)])
+)
 def test_updates(chosen, halves, recompute):
     plain, expected = updated(recompute)
     chosen(*halves)

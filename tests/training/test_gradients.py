@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from slow_cases import few_of
 from small_model import Golden, SmallModel
 from small_updater import RATE, TEMPERATURE, Subject, assert_close, random_groups, rows_like
 
@@ -33,8 +34,13 @@ def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
 ADAPTER = Adapter(4, 8, exclude_modules=("k_proj",), rank_pattern={"down_proj": 3}, alpha_pattern={"q_proj": 5})
 
 
-@pytest.mark.parametrize("chunk_numbers", [CHUNK_NUMBERS, 40 * 32], ids=["one-chunk", "four-chunks"])
-@pytest.mark.parametrize("adapter", [None, ADAPTER])
+FOUR_CHUNKS = 40 * 32
+
+
+@pytest.mark.parametrize(
+    ("adapter", "chunk_numbers"),
+    few_of([(None, FOUR_CHUNKS), (ADAPTER, CHUNK_NUMBERS)], [(None, CHUNK_NUMBERS), (ADAPTER, FOUR_CHUNKS)]),
+)
 def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter, chunk_numbers):
     """The oracle's loss in float64, moved a little along one random direction for each parameter."""
     model = SmallModel.random(4, num_layers=1, vocab_size=32, adapter=adapter)

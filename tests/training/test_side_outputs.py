@@ -26,11 +26,21 @@ def made_up():
         yield
 
 
-@pytest.fixture(scope="module", params=[False, True])
-def subject(request) -> Subject:
-    if request.param and not CPU.operators().fused:
+@pytest.fixture(scope="module")
+def plain() -> Subject:
+    return Subject(ALONE, {})
+
+
+@pytest.fixture(scope="module")
+def computed_again() -> Subject:
+    if not CPU.operators().fused:
         pytest.skip("only fused halves are computed again")
-    return Subject(ALONE, {}, recompute=request.param)
+    return Subject(ALONE, {}, recompute=True)
+
+
+@pytest.fixture(scope="module", params=["plain", "computed_again"])
+def subject(request) -> Subject:
+    return request.getfixturevalue(request.param)
 
 
 def test_each_layer_gives_its_own(subject):
@@ -61,8 +71,8 @@ def test_the_gradient_is_that_of_the_loss_with_its_term(subject, name):
     assert (losses[0] - losses[1]) / 0.04 == pytest.approx(norm, rel=0.01)
 
 
-def test_without_the_term_the_gradients_are_others():
-    with_term, without = (Subject(ALONE, {}, coefficient=coefficient).results() for coefficient in (COEFFICIENT, 0.0))
+def test_without_the_term_the_gradients_are_others(plain):
+    with_term, without = plain.results(), Subject(ALONE, {}, coefficient=0.0).results()
     assert without[1] == {TERM: 0.0}
     assert with_term[0] == pytest.approx(without[0] + with_term[1][TERM], rel=1e-5)
     for name in NAMES:
@@ -75,8 +85,8 @@ def on_rank(world) -> list:
         return [Subject(world, layout, recompute).results() for layout, recompute in SHARDED]
 
 
-def test_pipelines_and_shards_give_the_same():
-    loss, terms, sides, gradients = Subject(ALONE, {}).results()
+def test_pipelines_and_shards_give_the_same(plain):
+    loss, terms, sides, gradients = plain.results()
     assert LAYERS == 3
     for rank in run_workers(2, __file__, "on_rank", timeout=550):
         for found in rank:
