@@ -93,7 +93,10 @@ class Lab:
         return [runs for runs in lists if runs]
 
     def make(self, claims: Sequence[Claim], processes: int, say: Callable[[str], None] = print) -> None:
-        """Make the start model and the missing runs, an arm's runs in one process. Raises UserError if one fails."""
+        """Make the start model and the missing runs, an arm's runs in one process.
+
+        Raises UserError, once the others are made, if some fail.
+        """
         missing = self.missing(claims)
         if not missing:
             return
@@ -107,12 +110,15 @@ class Lab:
         with ThreadPoolExecutor(processes) as pool:
             children = Children()
             try:
-                list(pool.map(lambda runs: self._make_arm(runs, code, children, progress), missing))
+                failed = list(pool.map(lambda runs: self._make_arm(runs, code, children, progress), missing))
             finally:
+                pool.shutdown(wait=False, cancel_futures=True)
                 children.end()
+        if sentences := [sentence for sentence in failed if sentence]:
+            raise UserError("; ".join(sentences) + ".")
 
-    def _make_arm(self, runs: Sequence[Run], code: str, children: "Children", progress: "Progress") -> None:
-        """Make runs of equal settings but for the seed, in a process."""
+    def _make_arm(self, runs: Sequence[Run], code: str, children: "Children", progress: "Progress") -> str | None:
+        """Make runs of equal settings but for the seed, in a process; returns a sentence if one fails."""
         log = self.folder / "logs" / f"{runs[0].key}.txt"
         job = self.folder / "logs" / f"{runs[0].key}.json"
         by_result = {str(self.result(run)): run for run in runs}
@@ -130,10 +136,10 @@ class Lab:
             for line in child.stdout:
                 made = json.loads(line)
                 progress.add(self.names(by_result[made["result"]]), made["seconds"])
-            if child.wait():
-                failed = f"a run of {self.names(runs[0])} ended with exit code {child.returncode}"
-                raise UserError(f"{failed}; {log} says why.")
+        if child.wait():
+            return f"a run of {self.names(runs[0])} ended with exit code {child.returncode}; {log} says why"
         job.unlink()
+        return None
 
     def names(self, run: Run) -> str:
         """Names of the arms that have this run."""
@@ -149,9 +155,9 @@ class Children:
         self._over = False
 
     def start(self, program: Sequence[str], errors: Any) -> subprocess.Popen:
-        """Start a process whose standard output is read by line; raises UserError when all are to end."""
+        """Start a process whose standard output is read by line. Raises RuntimeError when all have been ended."""
         if self._over:
-            raise UserError("another run has failed.")
+            raise RuntimeError("the runs have been stopped")
         environment = os.environ | ENVIRONMENT
         child = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         self._started.append(child)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "claims"))
 
 import run as claims_command
 from claim import Claim, Claims, read_claims
-from lab import Lab, Progress
+from lab import Children, Lab, Progress
 from measures import answer_figures, read_figures, window_mean
 from table import made_by, rows
 from verdict import DOES_NOT, HOLDS, MOST_SEEDS, T_QUANTILES, UNSEEN, Difference, paired_difference, verdict
@@ -200,6 +200,32 @@ def test_an_unknown_claim_and_a_wrong_option_are_one_sentence(capsys, tmp_path):
         claims_command.main(["--seeds", "1"])
     assert capsys.readouterr().err.endswith(f"error: --seeds 1: give 2 to {MOST_SEEDS}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_arms_that_fail_are_named_once_the_others_have_been_tried(tmp_path):
+    lab = lab_of(tmp_path, seeds=2)  # whose settings no run knows
+    lab.start.folder.mkdir()
+    (lab.start.folder / "start.json").write_text("{}")
+    said = []
+    with pytest.raises(UserError) as error:
+        lab.make(lab.claims.claims, 1, said.append)
+    logs = [tmp_path / "logs" / f"{lab.run(arm, 0).key}.txt" for arm in "ab"]
+    sentences = [
+        f"a run of {names}, seed 0 ended with exit code 2; {log} says why"
+        for names, log in zip(("a, c", "b"), logs, strict=True)
+    ]
+    assert str(error.value) == "; ".join(sentences) + "."
+    assert all(log.read_text().startswith("claims: ") for log in logs)
+    assert said == []
+
+
+def test_processes_end_with_the_lab():
+    children = Children()
+    child = children.start([sys.executable, "-c", "import time; time.sleep(600)"], None)
+    children.end()
+    assert child.poll() is not None
+    with pytest.raises(RuntimeError):
+        children.start([sys.executable, "-c", ""], None)
 
 
 def test_progress_names_the_run_and_the_time_left():
