@@ -1,8 +1,9 @@
 """Table of the claims in Markdown."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
-from claim import Claim
+from claim import LESS, MORE, SAME, Claim
 from lab import Lab, digest
 from measures import window_mean
 from verdict import paired_difference, verdict
@@ -33,24 +34,25 @@ def row(lab: Lab, claim: Claim) -> tuple[str, ...]:
     """Texts of a claim's row; without all seeds its verdict says how many runs there are."""
     last = min(claim.last_step, lab.steps or claim.last_step)
     first = min(claim.first_step, last)
-    arms = (claim.first, claim.second)
-    told = (claim.text, claim.source, f"{claim.first} → {claim.second}", f"`{claim.metric}`, {first} to {last}")
-    values = [[window_mean(figures, claim.metric, first, last) for figures in lab.figures(arm)] for arm in arms]
-    sign = {"more": "≥ +", "less": "≤ -", "same": "within ±"}[claim.says]
-    expected = f"{sign}{claim.least:g}"
-    made = f"`{COMMAND} {claim.name}`"
-    known = [[value for value in column if value is not None] for column in values]
-    if min(map(len, known)) < lab.seeds:
-        short = f"{min(map(len, known))} of {lab.seeds} seeds"
-        return (*told, "", "", "", expected, short, made)
-    found = paired_difference(*known)
-    means = (f"{sum(column) / len(column):.3f}" for column in known)
+    columns = []
+    for arm in (claim.first, claim.second):
+        values = (window_mean(figures, claim.metric, first, last) for figures in lab.figures(arm))
+        columns.append([value for value in values if value is not None])
+    told = f"{claim.text} ({claim.source})"
+    claimed = {MORE: "≥ +", LESS: "≤ -", SAME: "within ±"}[claim.says] + f"{claim.least:g}"
+    names = [f"`{arm}`" for arm in (claim.first, claim.second)]
+    how = (f"`{claim.metric}`, {first} to {last}", f"`{COMMAND} {claim.name}`")
+    seeds = min(map(len, columns))
+    if seeds < lab.seeds:
+        return (told, f"{seeds} of {lab.seeds} seeds", "", claimed, *names, *how)
+    found = paired_difference(*columns)
     interval = f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
-    return (*told, *means, interval, expected, f"**{verdict(claim, found)}**", made)
+    means = [f"{name} {fmean(column):.3f}" for name, column in zip(names, columns, strict=True)]
+    return (told, f"**{verdict(claim, found)}**", interval, claimed, *means, *how)
 
 
 def markdown(lab: Lab, claims: Sequence[Claim]) -> str:
-    """The table, and lines about the code and the digest of all figures in it."""
+    """The table's lines."""
     lines = [_line(HEAD), _line(["---"] * len(HEAD)), *map(_line, rows(lab, claims))]
     return "\n".join(lines) + "\n"
 

@@ -104,15 +104,18 @@ def test_a_table_has_means_interval_and_verdict_of_stored_runs(tmp_path):
         store(lab, "a", seed, [9.0, 1.0 + seed, 2.0 + seed, 9.0])  # 1.5, 2.5, 3.5 in the window
         if seed < 2:
             store(lab, "b", seed, [0.0, 2.0 + seed, 3.0 + seed])
-    assert [row[8] for row in rows(lab, lab.claims.claims)] == ["2 of 3 seeds"] * 2
+    assert [row[1:4] for row in rows(lab, lab.claims.claims)] == [
+        ("2 of 3 seeds", "", "≥ +0.1"),
+        ("2 of 3 seeds", "", "≤ -0.1"),
+    ]
     store(lab, "b", 2, [0.0, 4.0, 5.5])
     more, less = rows(lab, lab.claims.claims)
     found = paired_difference([1.5, 2.5, 3.5], [2.5, 3.5, 4.75])
     interval = f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})"
-    assert more[2:8] == ("a → b", "`score`, 2 to 3", "2.500", "3.583", interval, "≥ +0.1")
-    assert more[8:] == (f"**{HOLDS}**", "`bash scripts/claims.sh one`")
-    assert less[4:6] == ("3.583", "2.500")
-    assert less[8] == f"**{HOLDS}**"
+    assert more[:4] == ("B has more (somebody)", f"**{HOLDS}**", interval, "≥ +0.1")
+    assert more[4:] == ("`a` 2.500", "`b` 3.583", "`score`, 2 to 3", "`bash scripts/claims.sh one`")
+    assert less[4:6] == ("`b` 3.583", "`c` 2.500")
+    assert less[1] == f"**{HOLDS}**"
     assert made_by(lab, lab.claims.claims) == made_by(lab_of(tmp_path), lab.claims.claims)
     before = made_by(lab, lab.claims.claims)
     assert before.startswith("6 runs; ")
@@ -128,7 +131,7 @@ def test_fewer_steps_move_the_window(tmp_path):
     for arm in "ab":
         for seed in range(2):
             store(lab, arm, seed, [5.0, 1.0])
-    assert rows(lab, [claim()])[0][3:6] == ("`score`, 2 to 2", "1.000", "1.000")
+    assert rows(lab, [claim()])[0][4:7] == ("`a` 1.000", "`b` 1.000", "`score`, 2 to 2")
 
 
 def answer(prompt: int, right: int, length: int, advantage: float) -> dict:
