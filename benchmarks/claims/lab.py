@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from start_model import ENVIRONMENT, StartModel
 import mindrlhf
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
+
+MEASURES = "trainer.test_freq"
+MOST_RUNS = 25  # of a process: MindSpore keeps some memory of each
 
 CODE = (".py", ".cpp", ".h", ".yaml")  # suffixes of the package's files that results depend on
 
@@ -34,8 +38,9 @@ class Run:
     seed: int
 
     def arguments(self, start: StartModel) -> list[str]:
-        """Arguments of `mindrlhf train`."""
-        return [*start.flags(), *(f"{name}={value}" for name, value in self.settings.items())]
+        """Arguments of `mindrlhf train`; held-out problems where the settings measure them."""
+        held_out = [start.held_out] if MEASURES in self.settings else []
+        return [*start.flags(), *held_out, *(f"{name}={value}" for name, value in self.settings.items())]
 
 
 class Lab:
@@ -80,20 +85,14 @@ class Lab:
         found = (self.stored(self.run(arm, seed)) for seed in range(self.seeds))
         return [content["figures"] for content in found if content]
 
-    def missing(self, claims: Iterable[Claim]) -> list[list[Run]]:
-        """Runs that these claims need and the folder lacks: a list for each arm, runs of several arms once."""
+    def missing(self, claims: Iterable[Claim]) -> list[Run]:
+        """Runs that these claims need and the folder lacks, arm by arm; a run of several arms once."""
         arms = dict.fromkeys(arm for claim in claims for arm in (claim.first, claim.second))
-        seen: set[str] = set()
-        lists = []
-        for arm in arms:
-            runs = [self.run(arm, seed) for seed in range(self.seeds)]
-            new = [run for run in runs if run.key not in seen and not self.result(run).is_file()]
-            seen.update(run.key for run in new)
-            lists.append(new)
-        return [runs for runs in lists if runs]
+        runs = {run.key: run for arm in arms for run in (self.run(arm, seed) for seed in range(self.seeds))}
+        return [run for run in runs.values() if not self.result(run).is_file()]
 
     def make(self, claims: Sequence[Claim], processes: int, say: Callable[[str], None] = print) -> None:
-        """Make the start model and the missing runs, an arm's runs in one process.
+        """Make the start model and the missing runs, in this many processes at a time.
 
         Raises UserError, once the others are made, if some fail.
         """
@@ -105,41 +104,50 @@ class Lab:
         if not self.start.ready:
             say("start model: problems, tokenizer, a short fine-tuning")
             self.start.make(self.claims.start, self.folder / "logs" / "start.txt")
-        progress = Progress(sum(map(len, missing)), say)
+        progress = Progress(len(missing), say)
         code = code_digest()
+        size = min(MOST_RUNS, -(-len(missing) // processes))
+        parts = [missing[first : first + size] for first in range(0, len(missing), size)]
         with ThreadPoolExecutor(processes) as pool:
             children = Children()
             try:
-                failed = list(pool.map(lambda runs: self._make_arm(runs, code, children, progress), missing))
+                failed = list(pool.map(lambda runs: self._make_some(runs, code, children, progress), parts))
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 children.end()
-        if sentences := [sentence for sentence in failed if sentence]:
-            raise UserError("; ".join(sentences) + ".")
+        if sentences := list(chain.from_iterable(failed)):
+            raise UserError(" ".join(sentences))
 
-    def _make_arm(self, runs: Sequence[Run], code: str, children: "Children", progress: "Progress") -> str | None:
-        """Make runs of equal settings but for the seed, in a process; returns a sentence if one fails."""
+    def _make_some(self, runs: Sequence[Run], code: str, children: "Children", progress: "Progress") -> list[str]:
+        """Make runs in a process; returns a sentence for each that fails."""
         log = self.folder / "logs" / f"{runs[0].key}.txt"
-        job = self.folder / "logs" / f"{runs[0].key}.json"
-        by_result = {str(self.result(run)): run for run in runs}
+        job = log.with_suffix(".json")
+        waiting = {str(self.result(run)): run for run in runs}
         jobs = [
             {
                 "result": result,
                 "about": {"settings": run.settings, "start": run.start, "code": code},
                 "arguments": run.arguments(self.start),
             }
-            for result, run in by_result.items()
+            for result, run in waiting.items()
         ]
         job.write_text(json.dumps({"runs": jobs}))
+        failed = []
         with log.open("w") as file:
-            child = children.start([sys.executable, str(Path(__file__).with_name("one_arm.py")), str(job)], file)
+            child = children.start([sys.executable, str(Path(__file__).with_name("runs.py")), str(job)], file)
             for line in child.stdout:
-                made = json.loads(line)
-                progress.add(self.names(by_result[made["result"]]), made["seconds"])
-        if child.wait():
-            return f"a run of {self.names(runs[0])} ended with exit code {child.returncode}; {log} says why"
+                outcome = json.loads(line)
+                name = self.names(waiting.pop(outcome["result"]))
+                if "error" in outcome:
+                    failed.append(f"{name}: {outcome['error']}")
+                else:
+                    progress.add(name, outcome["seconds"])
+        child.wait()
         job.unlink()
-        return None
+        if waiting:
+            name = self.names(next(iter(waiting.values())))
+            failed.append(f"{name}: the process ended with exit code {child.returncode}; {log} says why.")
+        return failed
 
     def names(self, run: Run) -> str:
         """Names of the arms that have this run."""

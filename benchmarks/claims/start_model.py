@@ -31,6 +31,11 @@ class StartModel:
     def ready(self) -> bool:
         return (self.folder / WRITTEN).is_file()
 
+    @property
+    def held_out(self) -> str:
+        """Setting of the held-out problems."""
+        return f"data.val_dataset={self.folder / 'test.mindrecord'}"
+
     def flags(self) -> list[str]:
         """Flags of `mindrlhf train` for a run that starts here."""
         flags = {
@@ -39,8 +44,7 @@ class StartModel:
             "mind_dataset_dir": self.folder / "train.mindrecord",
             "enable_compile_cache": True,
         }
-        held_out = f"data.val_dataset={self.folder / 'test.mindrecord'}"
-        return [*(part for name, value in flags.items() for part in (f"--{name}", str(value))), held_out]
+        return [part for name, value in flags.items() for part in (f"--{name}", str(value))]
 
     def make(self, start: Mapping[str, Any], log: Path) -> None:
         """Make it as the records say, once; its commands write to `log`. Raises UserError if one fails."""

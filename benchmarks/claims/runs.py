@@ -1,9 +1,10 @@
-"""Runs one arm with several seeds in this process, one after the other.
+"""Makes several runs in this process, one after the other.
 
-python one_arm.py JOB.json: {"runs": [{"result": FILE, "about": {...}, "arguments": [of `mindrlhf train`]}, ...]}
+python runs.py JOB.json: {"runs": [{"result": FILE, "about": {...}, "arguments": [of `mindrlhf train`]}, ...]}
 
-After each run its figures are in FILE, and a line {"result": FILE, "seconds": S} is printed. What the runs themselves
-print goes to standard error. Nothing is exported: the trained models are not needed.
+After each run its figures are in FILE, and a line {"result": FILE, "seconds": S} is printed, or {"result": FILE,
+"error": SENTENCE} if the run cannot be made. What the runs themselves print goes to standard error. Nothing is
+exported: the trained models are not needed.
 """
 
 import argparse
@@ -12,8 +13,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from measures import read_figures
 from start_model import REWARD
@@ -30,20 +32,24 @@ from mindrlhf.trainer.start import launch_from
 def main(argv: Sequence[str]) -> int:
     (path,) = argv
     lines, sys.stdout = sys.stdout, sys.stderr
-    try:
-        for run in json.loads(Path(path).read_text())["runs"]:
-            start = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="claims_") as folder:
-                train_in(Path(folder), run["arguments"])
-                figures = read_figures(Path(folder), REWARD)
-            with atomic_file(Path(run["result"])) as temporary:
-                temporary.write_text(json.dumps(run["about"] | {"figures": figures}, sort_keys=True))
-            seconds = time.monotonic() - start
-            print(json.dumps({"result": run["result"], "seconds": seconds}), file=lines, flush=True)
-    except UserError as error:
-        print(f"claims: {error}", file=sys.stderr)
-        return 2
+    for run in json.loads(Path(path).read_text())["runs"]:
+        start = time.monotonic()
+        try:
+            make(run)
+            outcome = {"seconds": time.monotonic() - start}
+        except UserError as error:
+            outcome = {"error": str(error)}
+        print(json.dumps({"result": run["result"], **outcome}), file=lines, flush=True)
     return 0
+
+
+def make(run: Mapping[str, Any]) -> None:
+    """Make a run of the job file, and write its result."""
+    with tempfile.TemporaryDirectory(prefix="claims_") as folder:
+        train_in(Path(folder), run["arguments"])
+        figures = read_figures(Path(folder), REWARD)
+    with atomic_file(Path(run["result"])) as temporary:
+        temporary.write_text(json.dumps(run["about"] | {"figures": figures}, sort_keys=True))
 
 
 def train_in(folder: Path, arguments: Sequence[str]) -> None:
