@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mindrlhf.configs.grpo import RewardFunctionSettings
@@ -27,7 +27,7 @@ class RewardModel:
     """Reward model or judge, whose weights are read when they are first needed.
 
     needs_ground_truth: the judge's question has the ground truth. users: of the object; the last one closes it. enter:
-    enters a phase of a run, so that its weights are in memory; None outside of a run.
+    times a phase of a run, with its weights in memory; None outside of a run.
     """
 
     def __init__(self, settings: RewardModelSettings):
@@ -64,10 +64,8 @@ class RewardModel:
         """Score samples in their order; a sample that cannot be scored has an error."""
         encoded = [self._fitting(one) for one in self._encoder([self._conversation(sample) for sample in samples])]
         readable = [one for one in encoded if isinstance(one, Encoded)]
-        if self.enter:
-            with self.enter(REWARD_MODEL.scoring.phase):
-                pass  # brings the weights into memory
-        scores = iter(self.load()(readable) if readable else ())
+        with self.enter(REWARD_MODEL.scoring.phase) if self.enter else nullcontext():
+            scores = iter(self.load()(readable) if readable else ())
         return [next(scores) if isinstance(one, Encoded) else Outcome(error=one) for one in encoded]
 
     def _conversation(self, sample: Sample) -> Any:

@@ -3,17 +3,26 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 STEP = "step"
 COMPILE = "compile"
 
 
+@dataclass
+class Inner:
+    """Seconds of blocks, with their seconds of compiling."""
+
+    seconds: float = 0.0
+    compile_s: float = 0.0
+
+
 class Timers:
     """Timers of phases: `with timers("gen"): ...` adds the block's seconds.
 
-    Blocks nest, and an outer phase includes its inner ones; a phase inside itself counts once. Seconds of compiling
-    belong to the phase `compile`, and to no other phase except `step`: the phases of a step and `compile` add up to
-    `step`. compile_s: seconds of compiling so far. on_phase: called with each block's phase when it begins, as part of
+    Blocks nest: seconds belong to the innermost phase alone, and to `step`. Seconds of compiling belong to the phase
+    `compile`, and to no other phase except `step`: the phases of a step and `compile` add up to `step`. compile_s:
+    seconds of compiling so far. on_phase: called with each block's phase when it begins, as part of
     it. clock: seconds from any origin.
     """
 
@@ -27,11 +36,12 @@ class Timers:
         self._on_phase = on_phase
         self._clock = clock
         self._seconds: dict[str, float] = {}
-        self._open: list[str] = []
+        self._inner = Inner()  # blocks inside the innermost open block
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        self._open.append(phase)
+        outer = self._inner
+        self._inner = Inner()
         start = self._clock()
         compiled = self._compile_s()
         try:
@@ -40,11 +50,15 @@ class Timers:
         finally:
             elapsed = self._clock() - start
             compiled = self._compile_s() - compiled
-            self._open.pop()
-            if phase not in self._open:
-                self.add(phase, elapsed if phase == STEP else elapsed - compiled)
-            if phase != STEP and not set(self._open) - {STEP}:
-                self.add(COMPILE, compiled)
+            if phase == STEP:
+                self.add(STEP, elapsed)
+            else:
+                compiling = compiled - self._inner.compile_s
+                self.add(phase, elapsed - self._inner.seconds - compiling)
+                self.add(COMPILE, compiling)
+            self._inner = outer
+            outer.seconds += elapsed
+            outer.compile_s += compiled
 
     def add(self, phase: str, seconds: float) -> None:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds

@@ -111,6 +111,7 @@ def test_the_plan_has_operations_of_each_model(task, first, tmp_path, capsys):
     config = scoring_config()
     assert figures["flops"]["reward_model"] == 4 * 2 * int(forward_flops(config, prompt, [16], 4))
     assert all(0 < share <= 1 for share in steps(first, "perf/mfu"))
+    assert all(steps(first, "timing_s/reward_model") > 0)
 
 
 def test_a_second_run_takes_the_models_graphs_from_the_cache(task, tmp_path, capsys):

@@ -23,7 +23,7 @@ def test_phases_nest_add_up_and_start_anew():
                 with timers("prefill"):
                     clock.now += 0.5
         clock.now += 0.25
-    assert timers.collect() == {"prefill": 1.0, "gen": 4.0, "compile": 0.0, "step": 4.25}
+    assert timers.collect() == {"prefill": 1.0, "gen": 3.0, "compile": 0.0, "step": 4.25}
     assert timers.collect() == {}
 
 
@@ -47,9 +47,16 @@ def test_compile_seconds_are_apart_and_everything_adds_up_to_the_step():
         with timers("update_actor"), timers("forward"):
             clock.now += 10
             compiling.now += 7.0
+        with timers("reward"):
+            clock.now += 4
+            compiling.now += 1.0
+            with timers("reward_model"):
+                clock.now += 6
+                compiling.now += 2.0
     seconds = timers.collect()
-    assert seconds == {"gen": 1.0, "compile": 7.0, "forward": 3.0, "update_actor": 3.0, "step": 11.0}
-    assert seconds["gen"] + seconds["update_actor"] + seconds["compile"] == seconds["step"]
+    phases = {"gen": 1.0, "forward": 3.0, "update_actor": 0.0, "reward": 3.0, "reward_model": 4.0}
+    assert seconds == {**phases, "compile": 10.0, "step": 21.0}
+    assert sum(phases.values()) + seconds["compile"] == seconds["step"]
 
 
 def test_time_of_a_block_that_raises_is_kept():
