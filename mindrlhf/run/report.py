@@ -20,6 +20,7 @@ from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.performance import add_performance, add_training
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.metrics.writers import Writers, open_writers
+from mindrlhf.parallel.mesh import Mesh
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.records.writer import parts_folder
 from mindrlhf.run.outputs import Outputs, forget_after
@@ -81,8 +82,8 @@ class Report:
         self._data = data
         self._gather = collectives.all_gather_object
         self._ranks = collectives.size
-        self._replicas = training.mesh.replicas
-        self._own_rows = training.first_of_replica
+        self._replicas = Mesh.of_yaml(job.train).replicas
+        self._own_rows = training is not None and training.first_of_replica
         self._timers = timers
         self._residency = residency
         self._utilization = Utilization(job.roles, ceiling, iterations)
