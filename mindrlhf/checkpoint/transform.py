@@ -42,7 +42,7 @@ def write_ranks(
     """
     with atomic_folder(folder if only_rank is None else folder / f"rank_{only_rank}") as temporary:
         jobs = []
-        for rank in range(layout.size) if only_rank is None else [only_rank]:
+        for rank in layout.ranks if only_rank is None else [only_rank]:
             place = temporary / f"rank_{rank}" if only_rank is None else temporary
             place.mkdir(exist_ok=True)
             parts = dict(layout.shards(rank))

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -153,7 +153,7 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
 
 def open_full(path: Path, model: ModelConfig | None) -> WeightSource:
     """Open uncut weights; if `model` is given, as `open_weights` does."""
-    return open_weights(path, model) if model else _whole(path, _floating(path, [index_weights(path)])[0])
+    return open_weights(path, model) if model else _whole(path, _floating(path, {0: index_weights(path)})[0])
 
 
 def _whole(path: Path, tensors: Tensors) -> WeightSource:
@@ -166,23 +166,23 @@ def open_sharded(path: Path, layout: Layout | Strategy) -> WeightSource:
     Raises `UserError` unless the folder has the layout's ranks, parameters and shapes, and no weights of other models.
     """
     found = rank_folders(path)
-    missing = [rank for rank in range(layout.size) if rank not in found]
+    missing = [rank for rank in layout.ranks if rank not in found]
     if missing or len(found) > layout.size:
         state = f"has no folder rank_{missing[0]}" if missing else f"holds rank_{max(found)}"
         alone = "" if found else " (weights that are not cut need no layout)"
         problem = f"{path}: {state}, and the layout is one of {layout.size} ranks"
         raise UserError(f"{problem}; give the folder with all ranks{alone}.")
-    ranks = [index_weights(found[rank]) for rank in range(layout.size)]
+    ranks = {rank: index_weights(found[rank]) for rank in layout.ranks}
     if isinstance(layout, Strategy):
         ranks = _floating(path, ranks)
         layout = layout.layout(_full_shapes(layout, ranks), str(path))
-    for rank in range(layout.size):
-        _check_rank(found[rank], layout, rank, ranks[rank])
-    unused = {name for tensors in ranks for name in tensors if name not in layout.placements}
+    for rank, tensors in ranks.items():
+        _check_rank(found[rank], layout, rank, tensors)
+    unused = {name for tensors in ranks.values() for name in tensors if name not in layout.placements}
     if foreign := sorted(filter(is_model_weight, unused)):
         raise UserError(f"{path}: holds {foreign[0]}, which the layout does not know; {_ADVICE}.")
     note_unused(path, unused)
-    return WeightSource.of(path, layout, dict(enumerate(ranks)))
+    return WeightSource.of(path, layout, ranks)
 
 
 def rank_folders(path: Path) -> dict[int, Path]:
@@ -193,10 +193,10 @@ def rank_folders(path: Path) -> dict[int, Path]:
     return {int(match[1]): folder for folder, match in found.items() if match}
 
 
-def _full_shapes(strategy: Strategy, ranks: Sequence[Tensors]) -> dict[str, Shape]:
+def _full_shapes(strategy: Strategy, ranks: Mapping[int, Tensors]) -> dict[str, Shape]:
     """Compute each parameter's full shape from the first stored part."""
     shapes: dict[str, Shape] = {}
-    for rank, tensors in enumerate(ranks):
+    for rank, tensors in ranks.items():
         for name, tensor in tensors.items():
             if name in shapes:
                 continue
@@ -215,11 +215,14 @@ def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> No
         tensors[name].check(sliced_shape(part))
 
 
-def _floating(path: Path, ranks: Sequence[Tensors]) -> list[Tensors]:
+def _floating(path: Path, ranks: Mapping[int, Tensors]) -> dict[int, Tensors]:
     """Drop the counters (`global_step`, ...) that training stores with the weights."""
-    dropped = {name for tensors in ranks for name, tensor in tensors.items() if tensor.dtype not in STORAGE}
+    dropped = {name for tensors in ranks.values() for name, tensor in tensors.items() if tensor.dtype not in STORAGE}
     note_unused(path, dropped)
-    return [{name: tensor for name, tensor in tensors.items() if name not in dropped} for tensors in ranks]
+    return {
+        rank: {name: tensor for name, tensor in tensors.items() if name not in dropped}
+        for rank, tensors in ranks.items()
+    }
 
 
 def index_weights(path: Path) -> dict[str, StoredTensor]:

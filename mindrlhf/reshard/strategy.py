@@ -38,6 +38,10 @@ class Strategy:
     def size(self) -> int:
         return self.stages * self.stage_ranks
 
+    @property
+    def ranks(self) -> range:
+        return range(self.size)
+
     def layout(self, shapes: Mapping[str, Shape], what: str) -> Layout:
         """Compute the layout of parameters of these full shapes, named `what`, in their order.
 
@@ -75,11 +79,11 @@ def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
     for path in folder.iterdir() if folder.is_dir() else ():
         if not re.fullmatch(r"ckpt_strategy_rank_\d+\.ckpt", path.name):
             raise UserError(f"{path}: is no strategy file, so its folder is not replaced; give another folder.")
-    names = [f"ckpt_strategy_rank_{rank}.ckpt" for rank in range(layout.size)]
+    names = [f"ckpt_strategy_rank_{rank}.ckpt" for rank in layout.ranks]
     with atomic_folder(folder, replace=True) as temporary:
         contents = [_message(layout, stage).SerializeToString() for stage in range(layout.stages)]
-        for rank, name in enumerate(names):
-            (temporary / name).write_bytes(contents[rank // layout.stage_ranks])
+        for place, name in enumerate(names):
+            (temporary / name).write_bytes(contents[place // layout.stage_ranks])
     return [folder / name for name in names]
 
 

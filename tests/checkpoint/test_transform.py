@@ -37,7 +37,7 @@ from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.transform import write_ranks
-from mindrlhf.checkpoint.weight_source import index_weights, open_full
+from mindrlhf.checkpoint.weight_source import index_weights, open_full, open_sharded, rank_folders
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
@@ -57,6 +57,26 @@ def test_to_ranks(tmp_path, source, goal, capsys):
     assert files == sorted(f"rank_{rank}/p_{rank}.{suffix}" for rank in range(8))
     assert before == (listing(arguments[1]) if arguments[1].is_dir() else arguments[1].read_bytes())
     assert capsys.readouterr().out == f"{tmp_path / 'out'}: 8 ranks, {len(ARRAYS)} parameters, float32\n"
+
+
+def test_layouts_on_some_of_the_ranks(tmp_path):
+    """A rank's folder has its number, and the parts of its place in the layout."""
+    layout = replace(layout_of(tp=2, pp=2), ranks=(2, 3, 5, 7))
+    weights = open_full(write_full_file(tmp_path / "full.safetensors"), MODEL)
+    write_ranks(weights, layout, tmp_path / "out", prefix="p_", file_format="safetensors", advance=lambda done: None)
+    folders = rank_folders(tmp_path / "out")
+    assert folders.keys() == {*layout.ranks}
+    found = [{name: t.read() for name, t in index_weights(folders[rank]).items()} for rank in layout.ranks]
+    assert_shards(found, shards_of(layout_of(tp=2, pp=2), ARRAYS))
+    again = open_sharded(tmp_path / "out", layout)
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(again.read(name), array)
+    with pytest.raises(UserError, match=r"has no folder rank_4, and the layout is one of 4 ranks"):
+        open_sharded(tmp_path / "out", replace(layout, ranks=(2, 3, 4, 5)))
+    files = save_strategies(tmp_path / "strategy", layout)
+    plain = save_strategies(tmp_path / "plain", layout_of(tp=2, pp=2))
+    assert [path.name for path in files] == [f"ckpt_strategy_rank_{rank}.ckpt" for rank in layout.ranks]
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in plain]
 
 
 @pytest.mark.parametrize("target", ["out.ckpt", "out.safetensors", "out"])
