@@ -41,6 +41,7 @@ OTHER_RUNS = {
     "critic/value": "a critic",
     "reshard/": "two layouts",
     "timing_s/reshard": "two layouts",
+    "timing_s/reward_model": "reward models",
     "timing_s/old_log_prob": "several updates of one batch, or an algorithm that reads the policy",
     "sampling/": "dynamic sampling",
     "swap/": "memory.swap",
