@@ -30,8 +30,8 @@ class Subject:
     prompts: list[Prompt]
 
     @classmethod
-    def random(cls, operators=None) -> "Subject":
-        model = SmallModel.random(1)
+    def random(cls, operators=None, **changes) -> "Subject":
+        model = SmallModel.random(1, **changes)
         rng = np.random.default_rng(0)
         # Ids are no row numbers: they come from the dataset.
         prompts = [Prompt(100 + 7 * i, rng.integers(0, 64, n).astype(np.int32)) for i, n in enumerate(LENGTHS)]

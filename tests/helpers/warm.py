@@ -17,6 +17,7 @@ import os
 import pkgutil
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -136,7 +137,7 @@ def _server() -> str:
 def _stop(process: subprocess.Popen, folder: str) -> None:
     process.stdin.close()
     process.wait()
-    os.rmdir(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # its socket is left if a signal has ended the process
 
 
 def _import_all() -> None:
