@@ -3,7 +3,7 @@
 NumPy has no bfloat16: such a number is the upper half of a float32, handled here as its bits in uint16.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -94,6 +94,21 @@ class StoredTensor:
         # As plain arrays: slices of a memmap would keep its class, and with it the whole file mapped.
         flat = np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
         return decode(flat.reshape(self.shape)[index or ()], self.dtype)
+
+    def part(self, box: tuple[tuple[int, int], ...]) -> "StoredTensor":
+        """Select a part that is contiguous in the file: of its last dimensions all but one are whole.
+
+        Raises a UserError for a tensor of several segments.
+        """
+        self.check()
+        if len(self.segments) != 1:
+            raise UserError(f"{self.file}: tensor {self.name} is cut into segments; store it as safetensors.")
+        strides = [prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
+        first = sum(start * stride for (start, _), stride in zip(box, strides, strict=True))
+        shape = tuple(stop - start for start, stop in box)
+        itemsize = STORAGE[self.dtype].itemsize
+        segment = (self.segments[0][0] + first * itemsize, prod(shape) * itemsize)
+        return replace(self, shape=shape, segments=(segment,))
 
     def check(self, shape: tuple[int, ...] | None = None) -> None:
         """Raise a UserError for a type that cannot be read, or another shape."""

@@ -143,8 +143,10 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     parts: dict[str, dict[Box, StoredTensor]] = {spec.name: {} for spec in table}
     for name, tensors in found.items():
         for tensor in tensors:
-            stored[tensor.name].check(tensor.shape)
-            parts[name][tensor.box] = replace(stored[tensor.name], shape=box_shape(tensor.box))
+            held = stored[tensor.name]
+            held.check(tensor.shape)
+            held = held if tensor.within is None else held.part(tensor.within)
+            parts[name][tensor.box] = replace(held, shape=box_shape(tensor.box))
     unused = stored.keys() - {tensor.name for tensors in found.values() for tensor in tensors}
     _check_unused(config, stored, found, unused)
     note_unused(path, unused)
@@ -341,14 +343,15 @@ def write_weights(
 def _tensors_in_files(
     path: Path, table: tuple[ParameterSpec, ...], stored: Tensors
 ) -> Mapping[str, tuple[HfTensor, ...]]:
-    """Map our names to the files' tensors, in either naming scheme."""
+    """Map our names to the files' tensors, in one of the naming schemes."""
     theirs = {spec.name: spec.hf_tensors for spec in table}
     ours = {spec.name: (spec.as_tensor(spec.name),) for spec in table}
+    joint = {spec.name: spec.joint or spec.hf_tensors for spec in table}
 
     def absent(tensors: Mapping[str, tuple[HfTensor, ...]]) -> list[str]:
         return [tensor.name for several in tensors.values() for tensor in several if tensor.name not in stored]
 
-    found = min((theirs, ours), key=lambda tensors: len(absent(tensors)))
+    found = min((theirs, ours, joint), key=lambda tensors: len(absent(tensors)))
     missing = absent(found)
     if not missing:
         return found

@@ -1,4 +1,4 @@
-"""Architecture of a dense decoder, and its HF `config.json`."""
+"""Architecture of a decoder, and its HF `config.json`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -7,15 +7,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import Adapter
-from mindrlhf.configs.model_names import HF_KEYS
+from mindrlhf.configs.model_names import HF_EXPERT_KEYS, HF_KEYS, HF_SPELLINGS
 from mindrlhf.configs.problems import brief, build
 from mindrlhf.configs.unsupported import unsupported
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
-# Larger numbers are of no dense model; tables of layers and shapes would fill the memory before a file is read.
+# Larger numbers are of no model; tables of layers and shapes would fill the memory before a file is read.
 MOST_LAYERS, MOST_WIDTH, MOST_TOKENS = 1 << 12, 1 << 20, 1 << 24
+MOST_EXPERTS = 1 << 12
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; some checkpoints write -1 for an absent token
 TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID, strict=True)]
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
@@ -63,7 +64,7 @@ RotaryScaling = Annotated[Llama3Scaling | None, BeforeValidator(_read)]
 
 
 class ModelConfig(Settings):
-    """Architecture of one dense decoder of a supported family (`mindrlhf.models.families`).
+    """Architecture of one decoder of a supported family (`mindrlhf.models.families`).
 
     Sliding windows, and other rotary scaling than Llama 3's, are refused.
     """
@@ -85,6 +86,14 @@ class ModelConfig(Settings):
     rope_scaling: RotaryScaling = Field(None, description="Llama 3's scaling of the rotary frequencies; null is none.")
     max_position_embeddings: int = Field(32768, ge=1, le=LAST_TOKEN_ID, description="Longest sequence, in tokens.")
     tie_word_embeddings: bool = Field(False, description="The head is the embedding's own matrix.")
+    num_experts: int = Field(0, ge=0, le=MOST_EXPERTS, description="Experts of a layer; 0 is a dense model.")
+    num_experts_per_tok: int = Field(0, ge=0, le=MOST_EXPERTS, description="Experts that compute each token.")
+    moe_intermediate_size: int = Field(0, ge=0, le=MOST_WIDTH, description="Width of one expert.")
+    norm_topk_prob: bool = Field(False, description="Weights of a token's experts are divided by their sum.")
+    decoder_sparse_step: int = Field(1, ge=1, description="Every n-th layer has experts; the others are dense.")
+    mlp_only_layers: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = Field(
+        (), description="Layers that are dense in any case, by index."
+    )
     value_head: bool = Field(False, description="The model is a critic: its head gives one number for each token.")
     adapter: Adapter | None = Field(None, description="Low-rank adapters, which train in place of the weights.")
     initializer_range: Float32 = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
@@ -114,6 +123,41 @@ class ModelConfig(Settings):
             raise ValueError(f"head_dim {self.head_dim} is odd, and the rotary embedding needs pairs")
         return self
 
+    @model_validator(mode="after")
+    def _with_experts(self):
+        if FAMILIES[self.family].experts != (self.num_experts > 0):
+            has = "some" if self.num_experts == 0 else "none"
+            raise ValueError(f"num_experts is {self.num_experts}, and a model of the family {self.family} has {has}")
+        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            found = f"num_experts_per_tok is {self.num_experts_per_tok}"
+            raise ValueError(f"{found}; set it to a number from 1 to num_experts {self.num_experts}")
+        if self.num_experts and self.moe_intermediate_size == 0:
+            raise ValueError("moe_intermediate_size is 0; set it to the width of one expert")
+        return self
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with experts (`Qwen2MoeDecoderLayer`'s rule)."""
+        every = range(self.decoder_sparse_step - 1, self.num_layers, self.decoder_sparse_step)
+        return tuple(layer for layer in every if layer not in self.mlp_only_layers) if self.num_experts else ()
+
+    @property
+    def inner_widths(self) -> dict[str, int]:
+        """Widths of the feed-forward halves that the model has, by the names of their sizes."""
+        widths = {}
+        if len(self.expert_layers) < self.num_layers:
+            widths["intermediate_size"] = self.intermediate_size
+        if self.expert_layers:
+            widths["moe_intermediate_size"] = self.moe_intermediate_size
+        return widths
+
+    @property
+    def active_width(self) -> int:
+        """Inner columns that compute one token, summed over all layers."""
+        sparse = len(self.expert_layers)
+        dense = self.num_layers - sparse
+        return dense * self.intermediate_size + sparse * self.num_experts_per_tok * self.moe_intermediate_size
+
     def as_critic(self) -> "ModelConfig":
         """Return the same transformer with a value head in place of its own."""
         return self.model_copy(update={"value_head": True, "tie_word_embeddings": False, "adapter": None})
@@ -142,7 +186,9 @@ class ModelConfig(Settings):
             raise unsupported(where, f"model_type is {brief(name)}")
         family = FAMILIES[name]
         _refuse_unsupported(raw, family, where)
-        given = {field: raw[key] for field, key in HF_KEYS.items() if raw.get(key) is not None}
+        keys = _hf_keys(family)
+        raw = _one_spelling(raw, where)
+        given = {field: raw[key] for field, key in keys.items() if raw.get(key) is not None}
         rope_key, rope = _rope(raw, where)
         theta = rope.get("rope_theta", raw.get("rope_theta"))
         eos = given.get("eos_token_ids", [])
@@ -158,19 +204,20 @@ class ModelConfig(Settings):
         }
         if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
             values |= {"value_head": True, "tie_word_embeddings": False}
-        written = {field: (key,) for field, key in HF_KEYS.items()} | {"rope_scaling": (rope_key,)}
+        written = {field: (key,) for field, key in keys.items()} | {"rope_scaling": (rope_key,)}
         return build(cls, values, Layer(values, {(): where}), written, strict=False)
 
     def to_hf(self) -> dict[str, Any]:
         """Build an HF `config.json`, which `from_hf` and `transformers` read back."""
         family = FAMILIES[self.family]
+        keys = _hf_keys(family)
         eos = list(self.eos_token_ids)
         kind = CRITIC if self.value_head else "CausalLM"
         return {
             "architectures": [f"{family.hf_class}For{kind}"],
             **({"num_labels": 1} if self.value_head else {}),
             "model_type": self.family,
-            **{key: getattr(self, field) for field, key in HF_KEYS.items() if field != "attention_bias"},
+            **{key: getattr(self, field) for field, key in keys.items() if field != "attention_bias"},
             **({"rope_scaling": self.rope_scaling.to_hf()} if self.rope_scaling else {}),
             "eos_token_id": eos[0] if len(eos) == 1 else (eos or None),
             "attention_dropout": 0.0,
@@ -179,6 +226,21 @@ class ModelConfig(Settings):
             "torch_dtype": "float32",
             **family.hf_settings,
         }
+
+
+def _hf_keys(family: Family) -> dict[str, str]:
+    """Map fields to the keys of the family's `config.json`."""
+    return HF_KEYS | (HF_EXPERT_KEYS if family.experts else {})
+
+
+def _one_spelling(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Rename keys that `transformers` writes under two names to the first of them."""
+    for other, key in HF_SPELLINGS.items():
+        value = raw.get(other)
+        if value is not None and raw.get(key) not in (None, value):
+            raise UserError(f"{where}: {key} is {brief(raw[key])} and {other} is {brief(value)}; leave one out.")
+        raw = raw if value is None else {**raw, key: value}
+    return raw
 
 
 def _rope(raw: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ DType = Literal["float32", "float16", "bfloat16"]
 
 # Keys that a YAML without a checkpoint must give: MindFormers' defaults belong to another model.
 NEEDED = ("vocab_size", "hidden_size", "num_layers", "num_heads", "rms_norm_eps", "theta")
+NEEDED_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 
 MULTIPLE_OF = 256  # LlamaConfig's default
 
@@ -88,12 +89,14 @@ class ModelSettings(_NUMBERS):
 
     @property
     def stated_family(self) -> Family | None:
-        """Model family that the YAML states by q/k norms or type, or None."""
+        """Model family that the YAML states by experts, type or q/k norms, or None."""
         families = FAMILIES.values()
-        norms = (one for one in families if self.qk_norm and one.qk_norm)
+        named = {self.model_type, self.type}
+        experts = (one for one in families if one.experts and (self.num_experts or named & {one.name, one.mindformers}))
+        norms = (one for one in families if self.qk_norm and one.qk_norm and not one.experts)
         classes = (one for one in families if self.type and self.type == one.mindformers)
         names = (one for one in families if self.model_type == one.name != LLAMA_TYPE)
-        return next(chain(norms, classes, names), None)
+        return next(chain(experts, norms, classes, names), None)
 
     @property
     def family(self) -> Family | None:
@@ -148,7 +151,8 @@ class ModelSettings(_NUMBERS):
 
     def _alone(self, where: str) -> ModelConfig:
         family = self.family or DEFAULT
-        needed = (*NEEDED, *(["type"] if self.family is None else []), *({"head_dim"} & family.hf_defaults.keys()))
+        of_family = (*NEEDED_OF_EXPERTS, "head_dim") if family.experts else {"head_dim"} & family.hf_defaults.keys()
+        needed = (*NEEDED, *(["type"] if self.family is None else []), *of_family)
         missing = [key for key in needed if getattr(self, key) is None]
         if missing:
             right = "add what is missing, or give a checkpoint whose config.json says it"

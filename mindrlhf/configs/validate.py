@@ -154,9 +154,10 @@ def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
 
 def _misfit(model: ModelConfig, ranks: int) -> str:
     """Explain why tensor-parallel ranks cannot share a model; empty if they can."""
-    for key in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
-        if getattr(model, key) % ranks:
-            return f"does not divide {key} {getattr(model, key)}"
+    sizes = {key: getattr(model, key) for key in ("num_heads", "hidden_size", "vocab_size")} | model.inner_widths
+    for key, size in sizes.items():
+        if size % ranks:
+            return f"does not divide {key} {size}"
     heads = model.num_kv_heads
     return f"and n_kv_heads {heads} do not divide one another" if heads % ranks and ranks % heads else ""
 

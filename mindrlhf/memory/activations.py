@@ -61,7 +61,9 @@ class Stage:
 
     @property
     def inner(self) -> int:
-        return self.model.intermediate_size // self.tp
+        model = self.model
+        experts = {"moe_intermediate_size": model.num_experts_per_tok}  # a row of each for a token
+        return max(experts.get(name, 1) * size for name, size in model.inner_widths.items()) // self.tp
 
     @property
     def vocabulary(self) -> int:

@@ -327,7 +327,8 @@ def _packed_bytes(work: Work, infer: Partition | None) -> dict[bool, int]:
     """Compute the bytes of packed weights on a rank, by whether they train."""
     total = {True: 0, False: 0}
     for spec in work.packed if infer else ():
-        outputs, inputs = infer.shape(spec)
+        *stack, inputs = infer.shape(spec)
+        outputs = prod(stack)
         if spec.kind != "matrix":
             outputs = work.model.vocab_size // infer.mesh.tp
         total[spec.trains] += outputs * row_words(work.config.rollout.weights, inputs) * FLOAT32

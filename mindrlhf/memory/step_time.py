@@ -62,7 +62,7 @@ def measured_rates(work: Work) -> Rates:
 
     rows = min(MOST_ROWS, work.micro_batches("update")[0].rows)
     return Rates(
-        passes=rate(rows, inner * model.intermediate_size),
+        passes=rate(rows, inner * max(model.inner_widths.values())),
         decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model)), decoded),
         memory=rate(1, MOST_NUMBERS) * ITEMSIZE[work.train.context.device.activations(dtype)] / 2,
     )

@@ -29,7 +29,8 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
     keys = model.num_kv_heads * model.head_dim
     width = model.hidden_size
     layers = model.num_layers
-    matrices = 2 * layers * (width * (2 * attention + 2 * keys) + 3 * width * model.intermediate_size)
+    matrices = 2 * width * (layers * (2 * attention + 2 * keys) + 3 * model.active_width)
+    matrices += 2 * width * len(model.expert_layers) * model.num_experts
     head = 2 * width * (1 if model.value_head else model.vocab_size)
     answered = times * sum(responses)
     each = sum(length * prompt + length * (length + 1) / 2 for length in responses)

@@ -1,4 +1,4 @@
-"""Dense decoder over one set of parameters, with a GRPO step's forms.
+"""Decoder over one set of parameters, with a GRPO step's forms.
 
 - `Decoder.completions`: training and log-probs. The prompt is computed once per group; completion rows attend to the
   shared prompt keys and values and to themselves.
@@ -7,7 +7,7 @@
 Linear weights are [out, in] as in HF and MindFormers. The parameters are passed by name (`parameters.py` has the
 table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of one
 pipeline stage's layers. Adapter matrices that `config` does not have are not used: `ModelConfig.base` is the same model
-without its adapters. Not supported: dropout except of adapters' inputs, sliding windows, mixture of experts.
+without its adapters. Not supported: dropout except of adapters' inputs, sliding windows.
 """
 
 from collections.abc import Mapping

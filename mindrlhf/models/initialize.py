@@ -22,7 +22,7 @@ def random_tensor(spec: ParameterSpec, config: ModelConfig, seed: int) -> np.nda
     if spec.kind in ("bias", "lora_b"):
         return np.zeros(spec.shape, np.float32)
     generator = np.random.Generator(np.random.Philox(key=(seed << 32) + zlib.crc32(spec.name.encode())))
-    rank = spec.shape[0]
+    rank = spec.shape[-2] if spec.adapts else 0
     inputs = spec.shape[-1]
     if spec.kind == "lora_a" and config.adapter.init == "kaiming":
         return (generator.random(spec.shape, dtype=np.float32) * 2 - 1) / np.float32(np.sqrt(inputs))

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping
 from mindspore import nn
 
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.experts import ExpertsHalf
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.halves import ALL_ROWS, NO_ROWS, AttentionHalf, FeedForwardHalf, Half, Materials
 
 HALVES: Mapping[str, type[Half]] = {
     "attention": AttentionHalf,
     "feed_forward": FeedForwardHalf,
+    "experts": ExpertsHalf,
 }
 """Halves by the names that families choose from (`Family.halves`)."""
 

@@ -47,7 +47,9 @@ class PackedWeights:
         return [packed for name, packed in self.packed.items() if (name in self.trained) == trained]
 
     def _matrix(self, name: str) -> np.ndarray:
+        """Read a matrix; a stack of matrices as one of all their rows."""
         matrix = backend.read(self._parameters[name])
+        matrix = matrix.reshape((-1, matrix.shape[-1]))
         return matrix[self._rows[name]] if name in self._rows else matrix
 
     def _pack(self, names: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mindrlhf.models.axes import Axis
 
-Kind = Literal["matrix", "bias", "norm", "embedding", "head", "lora_a", "lora_b"]
+Kind = Literal["matrix", "bias", "norm", "embedding", "head", "router", "lora_a", "lora_b"]
 Place = int | Literal["first", "last", "ends"]
 
 
@@ -28,12 +28,14 @@ class HfTensor:
     """Tensor of a Hugging Face checkpoint that holds one box of a parameter.
 
     box: (start, stop) in each dimension of the parameter. shape: of the tensor, without the box's leading dimensions of
-    size 1 if the parameter is a stack of tensors.
+    size 1 if the parameter is a stack of tensors. within: (start, stop) in each dimension of a tensor that holds other
+    boxes too; None if it holds this box alone.
     """
 
     name: str
     box: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
+    within: tuple[tuple[int, int], ...] | None = None
 
     @property
     def module(self) -> str:
@@ -55,6 +57,7 @@ class ParameterSpec:
     trains: whether updates change it.
     scale: factor of the product of an adapter's two matrices.
     pieces: the tensors of a Hugging Face checkpoint, if they are several.
+    joint: the same in checkpoints that store these pieces together, if there are any; they are read and not written.
     """
 
     name: str
@@ -67,6 +70,7 @@ class ParameterSpec:
     trains: bool = True
     scale: float = 1.0
     pieces: tuple[HfTensor, ...] = ()
+    joint: tuple[HfTensor, ...] = ()
 
     @property
     def layer(self) -> int | None:
@@ -75,11 +79,11 @@ class ParameterSpec:
 
     @property
     def decays(self) -> bool:
-        """True if weight decay applies: for matrices and an untied head.
+        """True if weight decay applies: for matrices, routers and an untied head.
 
         It does not apply to biases, norms and embeddings.
         """
-        return self.kind in ("matrix", "head") or self.adapts
+        return self.kind in ("matrix", "router", "head") or self.adapts
 
     def is_cut(self, dim: int) -> bool:
         """Test if ranks hold parts of a dimension."""

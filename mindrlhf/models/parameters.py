@@ -93,8 +93,9 @@ def _at_layer(layer: int, rows: Iterable[ParameterSpec]) -> list[ParameterSpec]:
     prefix = f"{LAYERS}{layer}."
 
     def placed(row: ParameterSpec) -> ParameterSpec:
-        pieces = tuple(replace(piece, name=prefix + piece.name) for piece in row.pieces)
-        return replace(row, name=prefix + row.name, hf_name=prefix + row.hf_name, place=layer, pieces=pieces)
+        pieces, joint = (tuple(replace(one, name=prefix + one.name) for one in of) for of in (row.pieces, row.joint))
+        names = {"name": prefix + row.name, "hf_name": prefix + row.hf_name}
+        return replace(row, place=layer, pieces=pieces, joint=joint, **names)
 
     return [placed(row) for row in rows]
 
@@ -140,6 +141,7 @@ def _adapter_pair(row: ParameterSpec, rank: int, scale: float) -> Iterator[Param
             scale=scale,
             cuts=tuple(cut for cut in row.cuts if cut.dim != len(row.shape) + reduced),
             pieces=tuple(pieces) if row.pieces else (),
+            joint=(),
         )
 
 

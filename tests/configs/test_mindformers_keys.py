@@ -30,6 +30,7 @@ def _arguments(module: str, name: str) -> set[str]:
         ("models/llama/llama_config.py", "LlamaConfig"),
         ("models/qwen2/configuration_qwen2.py", "Qwen2Config"),
         ("models/qwen3/configuration_qwen3.py", "Qwen3Config"),
+        ("models/qwen3_moe/configuration_qwen3_moe.py", "Qwen3MoeConfig"),
     ],
 )
 def test_every_key_of_mindformers_model_classes_is_known(module, name):

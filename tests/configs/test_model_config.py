@@ -181,11 +181,60 @@ def test_a_file_that_holds_no_object_is_refused():
         {"eos_token_id": [7, 8], "pad_token_id": 0},
         {"model_type": "qwen3", "head_dim": 32},
         {"model_type": "llama"},
+        {"model_type": "qwen3_moe", "num_local_experts": 9, "norm_topk_prob": True, "mlp_only_layers": [1]},
     ],
 )
 def test_writing_and_reading_again_gives_the_same_model(changes):
     config = ModelConfig.from_hf({**SMALL, **changes}, "config.json")
     assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf())), "config.json") == config
+
+
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def test_experts_under_either_name():
+    for names in ({"num_experts": 8}, {"num_local_experts": 8}, {"num_local_experts": 8, "num_experts": 8}):
+        config = ModelConfig.from_hf({**SMALL, **EXPERTS, **names}, "config.json")
+        assert (config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size) == (8, 2, 32)
+        assert (config.norm_topk_prob, config.expert_layers, config.qk_norm) == (False, (0, 1), True)
+    both = {"num_experts": 8, "num_local_experts": 4}
+    assert "num_experts is 8 and num_local_experts is 4; leave one out" in refused({**EXPERTS, **both})
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "widths"),
+    [
+        ({}, (0, 1, 2, 3, 4), {"moe_intermediate_size": 32}),
+        ({"decoder_sparse_step": 2}, (1, 3), {"intermediate_size": 176, "moe_intermediate_size": 32}),
+        ({"mlp_only_layers": [0, 4]}, (1, 2, 3), {"intermediate_size": 176, "moe_intermediate_size": 32}),
+        ({"mlp_only_layers": [0, 1, 2, 3, 4]}, (), {"intermediate_size": 176}),
+    ],
+)
+def test_layers_with_experts(changes, layers, widths):
+    raw = {**SMALL, **EXPERTS, "num_experts": 8, "num_hidden_layers": 5, **changes}
+    config = ModelConfig.from_hf(raw, "config.json")
+    assert config.expert_layers == layers
+    assert config.inner_widths == widths
+    assert config.active_width == len(layers) * 64 + (5 - len(layers)) * 176
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9; set it to a number from 1 to num_experts 8"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0; set it to the width of one expert"),
+        ({"num_experts": 0}, "num_experts is 0, and a model of the family qwen3_moe has some"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
+        ({"attention_bias": True}, "attention_bias true is not supported with qwen3_moe"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(changes, words):
+    assert words in refused({**EXPERTS, "num_experts": 8, **changes})
 
 
 @pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])

@@ -8,14 +8,16 @@ from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 
-SUPPORTED = "is not supported; supported are Qwen2, Qwen2.5, Qwen3, Llama 3 (dense)."
+SUPPORTED = "is not supported; supported are Qwen2, Qwen2.5, Qwen3, Llama 3, Qwen3-MoE."
 DENSE = "hidden_size: 4096, num_layers: 32, num_heads: 32, vocab_size: 32000, rms_norm_eps: 1.0e-5, theta: 10000.0"
 YAMLS = {
     "mixtral": f"model_config: {{type: LlamaConfig, {DENSE}, moe_config: {{expert_num: 8, num_experts_chosen: 2}}}}",
     "glm": "model_config: {type: GLM32kConfig, num_layers: 40, padded_vocab_size: 151552, hidden_size: 4096}",
     "glm without a type": "model_config: {num_layers: 40, padded_vocab_size: 151552, ffn_hidden_size: 13696}",
     "deepseek": "model_config: {type: DeepseekV3Config, hidden_size: 7168, kv_lora_rank: 512, q_lora_rank: 1536}",
-    "qwen3 moe": "model_config: {model_type: qwen3_moe, hidden_size: 2048, num_experts: 128}",
+    "qwen2 moe": "model_config: {model_type: qwen2_moe, hidden_size: 2048, num_experts: 60}",
+    "experts of a dense type": f"model_config: {{model_type: qwen3, {DENSE}, num_experts: 128}}",
+    "shared experts": f"model_config: {{model_type: qwen3_moe, {DENSE}, n_shared_experts: 2}}",
     "experts beside a known type": f"model_config: {{type: Qwen3Config, {DENSE}, num_experts: 128}}",
     "a sign that is true or false": f"model_config: {{type: LlamaConfig, {DENSE}, multi_latent_attention: True}}",
     "pangu": "model_config: {type: PanguAlphaConfig, embedding_size: 2560}\n  arch: {type: PanguAlphaHeadModel}",
@@ -58,7 +60,7 @@ def test_a_yaml_that_names_no_family_is_not_asked_for_biases(tmp_path):
     assert "qkv_has_bias" not in message
 
 
-@pytest.mark.parametrize("family", ["llama4", "qwen3_moe", "qwen2_moe", "glm4", "deepseek_v3", "mistral", None, 5])
+@pytest.mark.parametrize("family", ["llama4", "qwen2_moe", "glm4", "deepseek_v3", "mistral", None, 5])
 def test_a_config_json_of_another_family(tmp_path, family):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "hidden_size": 64}))
     message = refused(read_hf_config, tmp_path)

@@ -66,10 +66,28 @@ def logits(config, tensors, ids, cached=lambda x: x):
                 out[t, head] = weight / weight.sum() @ v[: t + 1, head // groups]
         x = x + out.reshape(length, -1) @ w[p + "self_attn.o_proj.weight"].T
         h = rms_norm(x, w[p + "post_attention_layernorm.weight"], config.rms_norm_eps)
-        gate = activated(h @ w[p + "mlp.gate_proj.weight"].T)
-        x = x + (gate * (h @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
+        x = x + (experts(config, w, p, h) if f"{p}mlp.gate.weight" in w else swiglu(w, f"{p}mlp.", h))
     x = rms_norm(x, w["model.norm.weight"], config.rms_norm_eps)
     return x @ w["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"].T
+
+
+def swiglu(w, p, h):
+    """A feed-forward half, or one expert."""
+    return (activated(h @ w[p + "gate_proj.weight"].T) * (h @ w[p + "up_proj.weight"].T)) @ w[p + "down_proj.weight"].T
+
+
+def experts(config, w, p, h):
+    """Each token's experts, weighted by their probabilities."""
+    out = np.zeros_like(h)
+    for t, row in enumerate(h):
+        scores = w[p + "mlp.gate.weight"] @ row
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+        chosen = np.argsort(-shares, kind="stable")[: config.num_experts_per_tok]
+        total = shares[chosen].sum() if config.norm_topk_prob else 1.0
+        for e in chosen:
+            out[t] += shares[e] / total * swiglu(w, f"{p}mlp.experts.{e}.", row)
+    return out
 
 
 def activated(gate):

@@ -10,6 +10,7 @@ import reference_model
 from safetensors.numpy import load_file
 
 from mindrlhf.checkpoint.hf import read_hf_config
+from mindrlhf.checkpoint.hf_tensors import joined, split
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.parameters import parameter_table
@@ -35,6 +36,20 @@ def random_arrays(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
         )
         arrays[spec.name] = (values * scale + (spec.kind == "norm")).astype(np.float32)
     return arrays
+
+
+# Three layers, the second with experts and the others dense.
+EXPERTS = {
+    "family": "qwen3_moe",
+    "attention_bias": False,
+    "qk_norm": True,
+    "num_layers": 3,
+    "decoder_sparse_step": 2,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +91,15 @@ class SmallModel:
 
     def merged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Weights by HF names, with the adapters' products added in float64."""
-        weights = {spec.hf_name: arrays[spec.name] for spec in self.specs if not spec.adapts}
+        weights = {}
+        for spec in self.specs:
+            weights |= dict(split(spec, arrays[spec.name])) if not spec.adapts else {}
         for spec in self.specs:
             if spec.kind == "lora_b":
-                name, a = f"{spec.hf_tensors[0].module}.weight", arrays[spec.name.removesuffix("b") + "a"]
-                weights[name] = weights[name] + spec.scale * (arrays[spec.name].astype(np.float64) @ a)
+                both = spec.scale * (arrays[spec.name].astype(np.float64) @ arrays[spec.name.removesuffix("b") + "a"])
+                for tensor, added in zip(spec.hf_tensors, both if spec.pieces else (both,), strict=True):
+                    name = f"{tensor.module}.weight"
+                    weights[name] = weights[name] + added
         return weights
 
     def log_probs(self, prompt, response, temperature: float = 1.0, arrays=None) -> np.ndarray:
@@ -118,7 +137,7 @@ class Golden(SmallModel):
         masks = data["attention_mask"] == 1
         return cls(
             config=config,
-            arrays={spec.name: stored[spec.hf_name] for spec in parameter_table(config)},
+            arrays={spec.name: joined(spec, stored) for spec in parameter_table(config)},
             sequences=[ids[mask] for ids, mask in zip(data["input_ids"], masks, strict=True)],
             logits_of=[rows[mask] for rows, mask in zip(data["logits"], masks, strict=True)],
             log_probs_of=[row[kept == 1] for row, kept in zip(data["token_logprobs"], data["valid"], strict=True)],
@@ -126,6 +145,18 @@ class Golden(SmallModel):
             loss=summary["loss"],
             grad_norms={hf_name(key): norm for key, norm in summary["grad_norms"].items()},
         )
+
+
+def norms_by_stored_name(golden: Golden, gradients) -> dict[str, float]:
+    """Norms of gradients by our name, under the names of `Golden.grad_norms`, where gate and up of experts are one."""
+    squares: dict[str, float] = {}
+    for spec in golden.specs:
+        if spec.trains:
+            name = spec.hf_name
+            if spec.pieces:
+                name = name.removesuffix(".weight").replace(".gate_proj", ".gate_up_proj").replace(".up_", ".gate_up_")
+            squares[name] = squares.get(name, 0.0) + float((gradients[spec.name].astype(np.float64) ** 2).sum())
+    return {name: square**0.5 for name, square in squares.items()}
 
 
 def read_model(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:

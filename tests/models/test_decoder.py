@@ -15,7 +15,11 @@ SCALING = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, origina
 
 
 @pytest.fixture(
-    scope="module", params=["qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"]
+    scope="module",
+    params=[
+        *("qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"),
+        *("qwen3_moe_tiny", "qwen3_moe_dense_first_tiny"),
+    ],
 )
 def golden(request, shared) -> Golden:
     return Golden.load(shared / "golden" / request.param)

@@ -61,8 +61,14 @@ def assert_same(groups, others):
 @pytest.mark.parametrize(
     ("name", "slots"),
     few_of(
-        [("qwen3_tiny", 5), ("llama3_tiny", 3), ("qwen2_tiny_lora", 2)],
-        [("qwen2_tiny", 2), ("qwen3_tiny_lora", 5), ("qwen2_tiny", 6), ("qwen3_tiny", 1)],
+        [("qwen3_tiny", 5), ("llama3_tiny", 3), ("qwen2_tiny_lora", 2), ("qwen3_moe_tiny", 1), ("qwen3_moe_tiny", 6)],
+        [
+            ("qwen2_tiny", 2),
+            ("qwen3_tiny_lora", 5),
+            ("qwen2_tiny", 6),
+            ("qwen3_tiny", 1),
+            ("qwen3_moe_dense_first_tiny", 3),
+        ],
     ),
 )
 def test_greedy_tokens_are_the_stored_ones(shared, name, slots):

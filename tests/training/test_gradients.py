@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from slow_cases import few_of
-from small_model import Golden, SmallModel
+from small_model import EXPERTS, Golden, SmallModel, norms_by_stored_name
 from small_updater import RATE, TEMPERATURE, Subject, assert_close, random_groups, rows_like
 
 from mindrlhf.configs.lora import Adapter
@@ -11,8 +11,10 @@ from mindrlhf.models.head import CHUNK_NUMBERS
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 
+NAMES = ["qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"]
 
-@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"])
+
+@pytest.mark.parametrize("name", [*NAMES, "qwen3_moe_tiny", "qwen3_moe_dense_first_tiny"])
 def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
     golden = Golden.load(shared / "golden" / name)
     subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD)
@@ -22,28 +24,32 @@ def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
     np.testing.assert_allclose(update.loss, golden.loss, rtol=1e-6)
     for (row,), expected in zip(update.outputs, golden.log_probs_of, strict=True):
         np.testing.assert_allclose(row, expected, rtol=0, atol=1e-5)
-    trained = [spec for spec in golden.specs if spec.trains]
-    assert {spec.hf_name for spec in trained} == set(golden.grad_norms)
-    for spec in trained:
-        norm = np.linalg.norm(subject.gradients[spec.name].astype(np.float64))
-        np.testing.assert_allclose(norm, golden.grad_norms[spec.hf_name], rtol=1e-4, err_msg=spec.name)
+    norms = norms_by_stored_name(golden, subject.gradients)
+    assert set(norms) == set(golden.grad_norms)
+    for stored, norm in norms.items():
+        np.testing.assert_allclose(norm, golden.grad_norms[stored], rtol=1e-4, err_msg=stored)
     total = np.sqrt(sum(norm**2 for norm in golden.grad_norms.values()))
     np.testing.assert_allclose(update.result.grad_norm, total, rtol=1e-5)
 
 
+ONE = {"num_layers": 1, "decoder_sparse_step": 1}
 ADAPTER = Adapter(4, 8, exclude_modules=("k_proj",), rank_pattern={"down_proj": 3}, alpha_pattern={"q_proj": 5})
 
 
 FOUR_CHUNKS = 40 * 32
+OTHERS = EXPERTS | ONE | {"norm_topk_prob": False, "num_experts_per_tok": 3}
 
 
 @pytest.mark.parametrize(
-    ("adapter", "chunk_numbers"),
-    few_of([(None, FOUR_CHUNKS), (ADAPTER, CHUNK_NUMBERS)], [(None, CHUNK_NUMBERS), (ADAPTER, FOUR_CHUNKS)]),
+    ("adapter", "chunk_numbers", "changes"),
+    few_of(
+        [(None, FOUR_CHUNKS, {}), (ADAPTER, CHUNK_NUMBERS, {}), (ADAPTER, CHUNK_NUMBERS, EXPERTS | ONE)],
+        [(None, CHUNK_NUMBERS, {}), (ADAPTER, FOUR_CHUNKS, {}), (None, CHUNK_NUMBERS, OTHERS)],
+    ),
 )
-def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter, chunk_numbers):
+def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter, chunk_numbers, changes):
     """The oracle's loss in float64, moved a little along one random direction for each parameter."""
-    model = SmallModel.random(4, num_layers=1, vocab_size=32, adapter=adapter)
+    model = SmallModel.random(4, **{"num_layers": 1, "vocab_size": 32, "adapter": adapter} | changes)
     groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
     rng = np.random.default_rng(5)
     weights = rows_like(groups, rng.standard_normal)

@@ -13,6 +13,7 @@ _NAMES = (
     "qwen2",
     "qwen3",
     "llama",
+    "qwen3_moe",
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({name: import_module(f"{__name__}.{name}").FAMILY for name in _NAMES})

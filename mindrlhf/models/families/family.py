@@ -55,7 +55,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Family:
-    """Dense decoder family.
+    """Decoder family.
 
     name: HF's `model_type`; also the name of the family's file.
     title: the names of its models, for messages.
@@ -65,6 +65,7 @@ class Family:
     end_of_text: the end token of a tokenizer that names none.
     attention_bias: biases on the query, key and value projections.
     qk_norm: RMSNorm over each query and key head.
+    experts: some layers have experts.
     hf_defaults: by our fields, values of keys that a `config.json` omits, if they differ from `ModelConfig`'s.
     without: boolean keys of a `config.json` that must not be true.
     hf_settings: further content of its `config.json`.
@@ -87,6 +88,7 @@ class Family:
     end_of_text: str
     attention_bias: bool = False
     qk_norm: bool = False
+    experts: bool = False
     hf_defaults: Mapping[str, object] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     hf_settings: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,227 @@
+"""Feed-forward half with experts: each token's output is the weighted sum of a few experts' outputs.
+
+A router gives each token probabilities of all experts, and the most probable ones compute it (Shazeer et al. 2017,
+arXiv:1701.06538; the softmax before the choice as in Fedus et al. 2021, arXiv:2101.03961). No expert has a capacity
+limit and no token is dropped; padding is routed nowhere.
+
+Composed form: rows are sorted by expert, each expert's rows begin a new block of a few rows, and a block is one product
+with its expert's matrix. Shapes do not depend on the routing: there is room for one incomplete block of every expert.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+from mindspore import nn, ops
+from mindspore.ops import constexpr
+
+from mindrlhf.backend.comm.broadcast import expand
+from mindrlhf.models.expert_layers import EXPERT_MAPS, ROUTER
+from mindrlhf.models.halves import COMPLETIONS, Half, Materials
+from mindrlhf.models.inputs import ROWS, SPANS
+from mindrlhf.models.weight import Weight
+
+LOAD, BALANCE = "expert_load", "load_balancing"
+"""Side outputs of a layer with experts.
+
+LOAD: float32[experts], the tokens that each expert computes. BALANCE: float32[], experts * sum over experts of (share
+of the choices) * (mean probability), over the number of such layers: the layers' sum is 1 when all experts are chosen
+alike (Fedus et al. 2021, equation 4).
+"""
+
+WEIGHTS = ("norm", "router", "w1", "w3", "w2", "w1_a", "w1_b", "w3_a", "w3_b", "w2_a", "w2_b", "scales")
+LEAST_BLOCK, BLOCK_UNIT = 8, 8  # rows
+COPY_ROWS = 20  # copying a matrix of an expert takes as long as a product with this many rows
+
+
+class Moved(nn.Cell):
+    """Rows of x [A, width] in another order: [B, width]; row A is a row of zeros.
+
+    there: int32[B], a row of x, or A, for each result. back: int32[A * times], the results that are each row of x, or
+    B; the gradient is their sum.
+    """
+
+    def __init__(self, times: int = 1):
+        super().__init__(auto_prefix=False)
+        self.times = times
+
+    def construct(self, x, there, back):
+        return _gathered(x, there)
+
+    def bprop(self, x, there, back, out, d_out):
+        d_x = _gathered(d_out, back)
+        if self.times > 1:
+            d_x = d_x.reshape((x.shape[0], self.times, x.shape[1])).sum(1)
+        return d_x, there, back
+
+
+class ExpertLinear(nn.Cell):
+    """Products of blocks of rows [blocks, rows, in] -> [blocks, rows, out], each with its expert's matrix.
+
+    weight: [experts, out, in]. adapter: A [experts, rank, in] and B [experts, out, rank] with a scale, or None.
+    """
+
+    def __init__(self, given: Materials, name: str):
+        super().__init__(auto_prefix=False)
+        linear = given.linear(name)
+        self.weight = linear.weight
+        self.adapter = linear.adapter
+        self.product = ops.BatchMatMul(transpose_b=True)
+
+    def construct(self, x, experts, keys):
+        """Multiply; experts: int32[blocks]; keys: of the rows, for dropout."""
+        y = self._product(x, self.weight, experts)
+        if self.adapter is None:
+            return y
+        if self.adapter.dropout is not None:
+            x = self.adapter.dropout(x.reshape((-1, x.shape[2])), keys).reshape(x.shape)
+        low = self._product(x, self.adapter.a, experts)
+        return y + self._product(low, self.adapter.b, experts) * self.adapter.scale
+
+    def _product(self, x, weight, experts):
+        return self.product(x, weight.rows(experts).astype(x.dtype))
+
+    def weights(self, name: str) -> dict[str, Weight | None]:
+        """Return the weights by their names in an operator, for a map called `name`."""
+        a, b = (self.adapter.a, self.adapter.b) if self.adapter else (None, None)
+        return {name: self.weight, f"{name}_a": a, f"{name}_b": b}
+
+
+class ExpertsHalf(Half):
+    """Feed-forward half with experts: x [rows, hidden] -> x + sum of p_e * f_e(norm(x)) over the chosen experts e.
+
+    f(h) is w2(silu(w1(h)) * w3(h)).
+    """
+
+    sides = (LOAD, BALANCE)
+
+    def __init__(self, name: str, given: Materials):
+        norm = given.norm("ffn_norm")
+        router = given.linear(ROUTER)
+        linears = {one: ExpertLinear(given, path) for one, path in EXPERT_MAPS.items()}
+        super().__init__(name, WEIGHTS, linears, {"norm": norm.weight, "router": router.weight}, given)
+        config = given.config
+        self.norm = norm
+        self.router = router
+        self.w1, self.w3, self.w2 = linears.values()
+        self.swiglu = given.operators.swiglu
+        self.experts = config.num_experts
+        self.chosen = config.num_experts_per_tok
+        self.normalises = config.norm_topk_prob
+        self.layers = len(config.expert_layers)
+        self.to_blocks = Moved(self.chosen)
+        self.from_blocks = Moved()
+
+    def construct(self, x, given, split, asking):
+        """Run the half on the rows `asking`.
+
+        given, split, asking: as in `AttentionHalf`; x has only these rows.
+
+        Returns the output and the side outputs.
+        """
+        x = self.enter(x)
+        y, sides = self._composed(x, given, real_rows(given[SPANS], split, asking))
+        return self.leave(y), sides
+
+    def decode(self, x, given):
+        """Run one row for each slot: [B, hidden] -> [B, hidden]."""
+        x = self.enter(x)
+        return self.leave(self._composed(x, given, ops.ones((x.shape[0], 1), x.dtype).astype("float32"))[0])
+
+    def _composed(self, x, given, real):
+        """Compute the half and its side outputs; real: float32[rows, 1], 0 for padding."""
+        h = self.norm(x)
+        probabilities = ops.softmax(self.router(h.astype("float32"), given), -1)
+        chosen = ops.topk(ops.stop_gradient(probabilities), self.chosen)[1].astype("int32")
+        weights = ops.gather_elements(probabilities, 1, chosen)
+        if self.normalises:
+            weights = weights / expand(weights.sum(-1, keepdims=True), weights.shape)
+        load, places, sources, experts = self._sorted(chosen, real)
+        size = sources.shape[0] // experts.shape[0]
+        rows = sources // self.chosen  # padding of a block has one source past the last, so one row past the last
+        blocks = self.to_blocks(h, rows, places).reshape((experts.shape[0], size, h.shape[1]))
+        keys = _block_keys(given[ROWS], rows, h.shape[0])
+        inner = self.swiglu(self.w1(blocks, experts, keys), self.w3(blocks, experts, keys))
+        out = self.w2(inner, experts, keys)
+        own = self.from_blocks(out.reshape((-1, h.shape[1])), places, sources)
+        y = (own * expand(weights.reshape((-1, 1)).astype(own.dtype), own.shape)).reshape((-1, self.chosen, h.shape[1]))
+        y = y.sum(1)
+        return (y + x if self.residual else y), (load, self._balance(probabilities, load, real))
+
+    def _sorted(self, chosen, real):
+        """Sort choices int32[rows, k] into blocks of one expert each.
+
+        Returns the load float32[experts]; the place of each choice int32[rows * k] among the blocks' rows, M for
+        padding; the choice at each of the M places, rows * k for none; and the expert of each block.
+        """
+        choices = chosen.shape[0] * self.chosen
+        size = block_size(choices, self.experts)
+        count = block_count(choices, self.experts, size)
+        numbers = ops.arange(0, self.experts).astype("int32").reshape((1, -1))
+        used = expand(real, chosen.shape).reshape((-1, 1))
+        shape = (choices, self.experts)
+        taken = (expand(chosen.reshape((-1, 1)), shape) == expand(numbers, shape)).astype("float32")
+        taken = ops.stop_gradient(taken * expand(used, shape))
+        before = ops.cumsum(taken, 0)
+        load = before[choices - 1]
+        ends = ops.cumsum(ops.ceil(load / size), 0)
+        starts = (ends * size - ops.ceil(load / size) * size).reshape((1, -1))
+        places = (taken * (before + expand(starts, shape))).sum(1) - 1.0
+        places = ops.select(used.reshape((-1,)) > 0, places, ops.full_like(places, count * size)).astype("int32")
+        empty = ops.full((count * size + 1,), choices).astype("int32")
+        order = ops.arange(0, choices).astype("int32")
+        sources = ops.tensor_scatter_elements(empty, places, order)[: count * size]
+        of_blocks = (count, self.experts)
+        blocks = ops.arange(0, count).astype("float32").reshape((-1, 1))
+        done = (expand(ends.reshape((1, -1)), of_blocks) <= expand(blocks, of_blocks)).astype("int32")
+        experts = ops.minimum(done.sum(1), self.experts - 1).astype("int32")
+        return load, places, ops.stop_gradient(sources), experts
+
+    def _balance(self, probabilities, load, real):
+        tokens = ops.maximum(real.sum(), 1.0)
+        mean = (probabilities * expand(real, probabilities.shape)).sum(0) / tokens
+        return (load * mean).sum() * (self.experts / self.chosen / self.layers) / tokens
+
+
+@constexpr
+def block_size(choices: int, experts: int) -> int:
+    """Choose the rows of a block: fewer rows leave fewer unused, more need fewer copies of matrices."""
+    best = sqrt(COPY_ROWS * choices / experts)
+    return max(LEAST_BLOCK, round(best / BLOCK_UNIT) * BLOCK_UNIT)
+
+
+@constexpr
+def block_count(choices: int, experts: int, size: int) -> int:
+    """Count the blocks that any routing needs at most."""
+    return min(choices, (choices + experts * (size - 1)) // size)
+
+
+def real_rows(spans, split: Sequence[int], asking):
+    """Mark rows that are no padding: float32[rows, 1], 0 for padding.
+
+    spans, split, asking: as in `Half`.
+    """
+    n, p, g, r = split
+    parts = ()
+    if asking != COMPLETIONS:
+        parts += (_first(spans[:n], p),)
+    if g > 0:
+        parts += (_first(spans[n:], r),)
+    return ops.concat(parts).reshape((-1, 1)) if len(parts) > 1 else parts[0].reshape((-1, 1))
+
+
+def _first(lengths, size):
+    shape = (lengths.shape[0], size)
+    numbers = ops.arange(0, size).astype("int32").reshape((1, -1))
+    return (expand(numbers, shape) < expand(lengths.reshape((-1, 1)), shape)).astype("float32").reshape((-1,))
+
+
+def _gathered(x, index):
+    return ops.gather(ops.concat((x, ops.zeros((1, x.shape[1]), x.dtype))), index, 0)
+
+
+def _block_keys(keys, rows, count):
+    """Select the dropout keys of blocks' rows; () without dropout."""
+    if len(keys) == 0:
+        return ()
+    own = keys[0][keys[0].shape[0] - count :]
+    return ops.gather(own, ops.minimum(rows, count - 1), 0)
