@@ -96,9 +96,10 @@ class StoredTensor:
         return decode(flat.reshape(self.shape)[index or ()], self.dtype)
 
     def part(self, box: tuple[tuple[int, int], ...]) -> "StoredTensor":
-        """Select a part that is contiguous in the file: of its last dimensions all but one are whole.
+        """Select a part that is contiguous in the file.
 
-        Raises a UserError for a tensor of several segments.
+        All dimensions after the first one that is cut have to be whole, and those before it have one index. Raises a
+        UserError for a tensor of several segments.
         """
         self.check()
         if len(self.segments) != 1:

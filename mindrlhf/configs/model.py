@@ -143,7 +143,7 @@ class ModelConfig(Settings):
 
     @property
     def inner_widths(self) -> dict[str, int]:
-        """Widths of the feed-forward halves that the model has, by the names of their sizes."""
+        """Widths of the feed-forward halves that the model has, by field."""
         widths = {}
         if len(self.expert_layers) < self.num_layers:
             widths["intermediate_size"] = self.intermediate_size

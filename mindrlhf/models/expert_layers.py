@@ -1,4 +1,4 @@
-"""Layers with experts: which they are, the names of their halves, and their rows of the parameter table.
+"""Layers with experts: names of their halves, and their rows of the parameter table.
 
 An expert layer has a router and experts in place of one feed-forward half. Imports no MindSpore and no family.
 """
@@ -40,9 +40,9 @@ def layer_rows(model: Any, layer: int, rows: list[ParameterSpec]) -> list[Parame
 
 
 def _stack(model: Any, dense: ParameterSpec, name: str) -> ParameterSpec:
-    """Make the row of one map of all experts, [experts, out, in], from the dense row of this map.
+    """Make the row of one map of all experts from its dense row.
 
-    The matrix of each expert is cut as the dense one is.
+    Its shape is [experts, out, in]. The matrix of each expert is cut as the dense one is.
     """
     wide = model.moe_intermediate_size
     sizes = tuple(wide if dense.is_cut(dim) else size for dim, size in enumerate(dense.shape))

@@ -1,8 +1,9 @@
-"""Feed-forward half with experts: each token's output is the weighted sum of a few experts' outputs.
+"""Feed-forward half with experts, in composed form.
 
-A router gives each token probabilities of all experts, and the most probable ones compute it (Shazeer et al. 2017,
-arXiv:1701.06538; the softmax before the choice as in Fedus et al. 2021, arXiv:2101.03961). No expert has a capacity
-limit and no token is dropped; padding is routed nowhere.
+Each token's output is the weighted sum of a few experts' outputs. A router gives each token probabilities of all
+experts, and the most probable ones compute it (Shazeer et al. 2017, arXiv:1701.06538; the softmax before the choice as
+in Fedus et al. 2021, arXiv:2101.03961). No expert has a capacity limit and no token is dropped; padding is routed
+nowhere.
 
 Composed form: rows are sorted by expert, each expert's rows begin a new block of a few rows, and a block is one product
 with its expert's matrix. Shapes do not depend on the routing: there is room for one incomplete block of every expert.
@@ -34,7 +35,9 @@ COPY_ROWS = 20  # copying a matrix of an expert takes as long as a product with 
 
 
 class Moved(nn.Cell):
-    """Rows of x [A, width] in another order: [B, width]; row A is a row of zeros.
+    """Rows of x [A, width] in another order: [B, width].
+
+    Row A is a row of zeros.
 
     there: int32[B], a row of x, or A, for each result. back: int32[A * times], the results that are each row of x, or
     B; the gradient is their sum.
@@ -55,7 +58,9 @@ class Moved(nn.Cell):
 
 
 class ExpertLinear(nn.Cell):
-    """Products of blocks of rows [blocks, rows, in] -> [blocks, rows, out], each with its expert's matrix.
+    """Products of blocks of rows, each with its expert's matrix.
+
+    They map [blocks, rows, in] -> [blocks, rows, out].
 
     weight: [experts, out, in]. adapter: A [experts, rank, in] and B [experts, out, rank] with a scale, or None.
     """
@@ -87,9 +92,10 @@ class ExpertLinear(nn.Cell):
 
 
 class ExpertsHalf(Half):
-    """Feed-forward half with experts: x [rows, hidden] -> x + sum of p_e * f_e(norm(x)) over the chosen experts e.
+    """Feed-forward half with experts.
 
-    f(h) is w2(silu(w1(h)) * w3(h)).
+    It maps x [rows, hidden] -> x + sum of p_e * f_e(norm(x)) over the chosen experts e; f(h) is w2(silu(w1(h)) *
+    w3(h)).
     """
 
     sides = (LOAD, BALANCE)
@@ -184,7 +190,10 @@ class ExpertsHalf(Half):
 
 @constexpr
 def block_size(choices: int, experts: int) -> int:
-    """Choose the rows of a block: fewer rows leave fewer unused, more need fewer copies of matrices."""
+    """Choose the rows of a block.
+
+    Fewer rows leave fewer unused, more need fewer copies of matrices.
+    """
     best = sqrt(COPY_ROWS * choices / experts)
     return max(LEAST_BLOCK, round(best / BLOCK_UNIT) * BLOCK_UNIT)
 

@@ -1,4 +1,7 @@
-"""Row of the parameter table, its cuts over ranks, and its tensors in Hugging Face's checkpoints. Imports no family."""
+"""Row of the parameter table: cuts over ranks, and tensors in Hugging Face's checkpoints.
+
+Imports no family.
+"""
 
 from dataclasses import dataclass
 from math import prod

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 with experts in place of the feed-forward half, in all layers or some."""
+"""Qwen3-MoE: Qwen3 with experts in place of some feed-forward halves."""
 
 from mindrlhf.models.expert_layers import halves, layer_rows
 from mindrlhf.models.families.family import Family
