@@ -121,7 +121,7 @@ def _checked(
 ) -> Iterator[np.ndarray]:
     """Yield the tensors; ValueError if they are not in the table's order."""
     for expected, (spec, array) in zip(table, tensors, strict=True):
-        if spec != expected:
+        if (spec.name, spec.hf_tensors) != (expected.name, expected.hf_tensors):
             raise ValueError(f"{spec.name} was given where {expected.name} is due")
         yield from (tensor for _, tensor in split(spec, array))
 

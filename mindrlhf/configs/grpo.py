@@ -180,6 +180,11 @@ class TrainSettings(Settings):
     """Maximum padded tokens of a micro-batch; a shared prompt counts once (verl actor.ppo_max_token_len_per_gpu)."""
     length_bucket: int = Field(32, ge=1)
     """Lengths are padded to a multiple of this many tokens, so that few graphs compile."""
+    load_balancing_coef: Float32 = Field(0.0, ge=0.0)
+    """Weight of the load-balancing loss of experts, of the router's probabilities in a micro-batch (TRL
+    router_aux_loss_coef, Megatron moe_aux_loss_coeff)."""
+    freeze_router: bool = False
+    """Do not change the routers of experts in updates."""
 
 
 class MemorySettings(Settings):

@@ -94,6 +94,7 @@ class ModelConfig(Settings):
     mlp_only_layers: tuple[Annotated[int, Field(ge=0, strict=True)], ...] = Field(
         (), description="Layers that are dense in any case, by index."
     )
+    router_trains: bool = Field(True, description="Updates change the routers of experts.")
     value_head: bool = Field(False, description="The model is a critic: its head gives one number for each token.")
     adapter: Adapter | None = Field(None, description="Low-rank adapters, which train in place of the weights.")
     initializer_range: Float32 = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
@@ -161,6 +162,10 @@ class ModelConfig(Settings):
     def as_critic(self) -> "ModelConfig":
         """Return the same transformer with a value head in place of its own."""
         return self.model_copy(update={"value_head": True, "tie_word_embeddings": False, "adapter": None})
+
+    def with_router(self, frozen: bool) -> "ModelConfig":
+        """Return the same model with routers that train or do not."""
+        return self.model_copy(update={"router_trains": not frozen})
 
     @property
     def base(self) -> "ModelConfig":

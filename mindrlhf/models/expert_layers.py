@@ -13,6 +13,14 @@ ROUTER = "feed_forward.routed_experts.router.dense"
 EXPERT_MAPS = {name: f"feed_forward.routed_experts.ffn.{name}" for name in ("w1", "w3", "w2")}
 """Names within a layer, those of MindFormers' layers with experts."""
 
+LOAD, BALANCE = "expert_load", "load_balancing"
+"""Side outputs of a layer with experts.
+
+LOAD: float32[experts], the tokens that each expert computes. BALANCE: float32[], experts * sum over experts of (share
+of the choices) * (mean probability), over the number of such layers: the layers' sum is 1 when all experts are chosen
+alike (Fedus et al. 2021, arXiv:2101.03961, equation 4).
+"""
+
 # Map -> tensor of all experts that has it in checkpoints as `transformers` computes with them, and its place there.
 JOINT = {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1), "down_proj": ("down_proj", 0)}
 JOINT_PARTS = {"gate_up_proj": 2, "down_proj": 1}
@@ -33,7 +41,7 @@ def layer_rows(model: Any, layer: int, rows: list[ParameterSpec]) -> list[Parame
         name=f"{ROUTER}.weight",
         hf_name="mlp.gate.weight",
         shape=(model.num_experts, model.hidden_size),
-        kind="router",
+        kind="router" if model.router_trains else "fixed",
         place=layer,
     )
     return [*kept, router, *(_stack(model, dense[f"{FEED_FORWARD}.{one}"], name) for one, name in EXPERT_MAPS.items())]

@@ -16,18 +16,10 @@ from mindspore import nn, ops
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.comm.broadcast import expand
-from mindrlhf.models.expert_layers import EXPERT_MAPS, ROUTER
+from mindrlhf.models.expert_layers import BALANCE, EXPERT_MAPS, LOAD, ROUTER
 from mindrlhf.models.halves import COMPLETIONS, Half, Materials
 from mindrlhf.models.inputs import ROWS, SPANS
 from mindrlhf.models.weight import Weight
-
-LOAD, BALANCE = "expert_load", "load_balancing"
-"""Side outputs of a layer with experts.
-
-LOAD: float32[experts], the tokens that each expert computes. BALANCE: float32[], experts * sum over experts of (share
-of the choices) * (mean probability), over the number of such layers: the layers' sum is 1 when all experts are chosen
-alike (Fedus et al. 2021, equation 4).
-"""
 
 WEIGHTS = ("norm", "router", "w1", "w3", "w2", "w1_a", "w1_b", "w3_a", "w3_b", "w2_a", "w2_b", "scales")
 LEAST_BLOCK, BLOCK_UNIT = 8, 8  # rows
@@ -102,12 +94,14 @@ class ExpertsHalf(Half):
 
     def __init__(self, name: str, given: Materials):
         norm = given.norm("ffn_norm")
-        router = given.linear(ROUTER)
+        router = given.linear(ROUTER).weight
         linears = {one: ExpertLinear(given, path) for one, path in EXPERT_MAPS.items()}
-        super().__init__(name, WEIGHTS, linears, {"norm": norm.weight, "router": router.weight}, given)
+        super().__init__(name, WEIGHTS, linears, {"norm": norm.weight, "router": router}, given)
         config = given.config
         self.norm = norm
         self.router = router
+        self.router_trains = config.router_trains
+        self.linear = given.operators.composed.linear
         self.w1, self.w3, self.w2 = linears.values()
         self.swiglu = given.operators.swiglu
         self.experts = config.num_experts
@@ -136,7 +130,7 @@ class ExpertsHalf(Half):
     def _composed(self, x, given, real):
         """Compute the half and its side outputs; real: float32[rows, 1], 0 for padding."""
         h = self.norm(x)
-        probabilities = ops.softmax(self.router(h.astype("float32"), given), -1)
+        probabilities = self._probabilities(h)
         chosen = ops.topk(ops.stop_gradient(probabilities), self.chosen)[1].astype("int32")
         weights = ops.gather_elements(probabilities, 1, chosen)
         if self.normalises:
@@ -152,6 +146,12 @@ class ExpertsHalf(Half):
         y = (own * expand(weights.reshape((-1, 1)).astype(own.dtype), own.shape)).reshape((-1, self.chosen, h.shape[1]))
         y = y.sum(1)
         return (y + x if self.residual else y), (load, self._balance(probabilities, load, real))
+
+    def _probabilities(self, h):
+        """Compute the router's probabilities of all experts: [rows, hidden] -> float32[rows, experts]."""
+        router, h = self.router(h)
+        router = router if self.router_trains else ops.stop_gradient(router)
+        return ops.softmax(self.linear(h.astype("float32"), router), -1)
 
     def _sorted(self, chosen, real):
         """Sort choices int32[rows, k] into blocks of one expert each.

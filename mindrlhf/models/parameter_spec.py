@@ -9,7 +9,7 @@ from typing import Literal
 
 from mindrlhf.models.axes import Axis
 
-Kind = Literal["matrix", "bias", "norm", "embedding", "head", "router", "lora_a", "lora_b"]
+Kind = Literal["matrix", "bias", "norm", "embedding", "head", "router", "fixed", "lora_a", "lora_b"]
 Place = int | Literal["first", "last", "ends"]
 
 
@@ -53,7 +53,7 @@ class ParameterSpec:
     name: the name in MindFormers' `LlamaForCausalLM`, which is also ours.
     hf_name: the name in a Hugging Face checkpoint, of a parameter that is one tensor there.
     shape: the full shape; linear weights are [out, in] in both worlds.
-    kind: decides weight decay and the initial values.
+    kind: decides weight decay and the initial values. A "fixed" one's gradient is 0, so that updates do not change it.
     place: index of the decoder layer; else the first or the last pipeline stage, or both (`ends`: a tied embedding).
     cuts: at most one for each mesh axis; without cuts every rank of a stage holds the whole parameter.
     inside: used inside the parallel region of `tp`, where each rank computes a part of the gradient.

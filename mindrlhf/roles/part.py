@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from mindrlhf.memory.residency import BLOCK_NUMBERS, Residency
 from mindrlhf.model_roles import Role, RoleModel
 from mindrlhf.models.axes import DATA_AXES, MODEL_AXES, PIPELINE, TENSOR
 from mindrlhf.models.decoder import Decoder
+from mindrlhf.models.expert_layers import BALANCE
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.data_parallel import DataParallel
@@ -153,9 +154,11 @@ class ModelPart:
         """Open an updater that minimises an objective over the parameters that train.
 
         head: see `training.graphs`, over the part's decoder for updates. in_blocks: update in blocks, so that moments
-        can be swapped during an update. seed: see `Updater`.
+        can be swapped during an update. seed: see `Updater`. train.load_balancing_coef adds its term to the objective.
         """
         part = self.partition
+        if train.load_balancing_coef:
+            objective = replace(objective, terms=(*objective.terms, (BALANCE, train.load_balancing_coef)))
         counted = [part.counts(spec) for spec in part.trained]
         optimizer = AdamW(
             settings,

@@ -15,6 +15,7 @@ from mindrlhf.files.text import folded
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics.diagnosis import Diagnosis
+from mindrlhf.metrics.experts import add_experts, with_entropy
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.performance import add_performance, add_training
@@ -130,7 +131,7 @@ class Report:
     def _reduce(self, metrics: MetricSet, step: int, position: int) -> dict[str, float]:
         """Reduce a step's metrics over all ranks; position: rows drawn."""
         add_training(metrics, step, position / max(self._data.rows, 1))
-        return self._utilization.within_ceiling(reduce(metrics, self._gather).results())
+        return self._utilization.within_ceiling(with_entropy(reduce(metrics, self._gather).results()))
 
     def _show(self, step: int, values: dict[str, float]) -> None:
         """Write a step's values, and log the hints derived from them."""
@@ -150,6 +151,7 @@ class Report:
         metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
         for name, term in update.terms.items():
             metrics.add(f"{role}/{name}", term, share)
+        add_experts(metrics, role, update.sides)
 
     def flush(self) -> None:
         """Wait until all files of the steps so far are on the disk."""

@@ -94,7 +94,7 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     checkpoint = flags.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
     check_sft(config, yaml, model, started_workers())
-    model = with_adapters(model, config.lora, checkpoint)
+    model = with_adapters(model.with_router(config.train.freeze_router), config.lora, checkpoint)
     check_dropout(yaml, model.dropout)
     tokenizer = open_tokenizer(flags, checkpoint)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir)
@@ -116,7 +116,7 @@ def read_model(
     model = train.architecture(hf, path or "")
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or path or "")
     check_grpo(config, train, infer, model, infer_model, workers)
-    model = with_adapters(model, config.lora, path)
+    model = with_adapters(model.with_router(config.train.freeze_router), config.lora, path)
     check_dropout(train, model.dropout)
     return model
 

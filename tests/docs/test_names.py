@@ -37,6 +37,7 @@ OTHER_RUNS = {
     "val/reward": "held-out problems",
     "val/loss": "fine-tuning with held-out rows",
     "train/loss": "fine-tuning",
+    "actor/expert_": "experts",
     "critic/vf_loss": "a critic",
     "critic/value": "a critic",
     "reshard/": "two layouts",

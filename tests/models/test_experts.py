@@ -2,11 +2,45 @@
 
 import numpy as np
 import pytest
-from small_model import EXPERTS, SmallModel
+from small_model import EXPERTS, SmallModel, small_config
 from small_updater import Subject, random_groups, rows_like
 
-from mindrlhf.models.experts import BALANCE, LOAD, block_count, block_size
+from mindrlhf.configs.lora import Adapter
+from mindrlhf.models.expert_layers import BALANCE, LOAD
+from mindrlhf.models.experts import block_count, block_size
+from mindrlhf.models.parameters import parameter_table
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
+
+
+def test_a_frozen_router_stays_and_passes_gradients_on():
+    model = SmallModel.random(3, **EXPERTS)
+    groups = random_groups()
+    weights = rows_like(groups, lambda n: np.full(n, 0.02))
+    frozen = SmallModel(model.config.with_router(True), model.arrays)
+    subjects = [Subject(one, NEGATIVE_LOG_LIKELIHOOD) for one in (model, frozen)]
+    for subject in subjects:
+        subject.updater(groups, 1e-2, weights=weights)
+    free, held = subjects
+    for name, gradient in free.gradients.items():
+        if name == ROUTER:
+            assert np.abs(gradient).max() > 0
+            assert not held.gradients[name].any()
+            np.testing.assert_array_equal(held.weights()[name], model.arrays[name])
+        else:
+            np.testing.assert_array_equal(held.gradients[name], gradient)
+            assert not np.array_equal(held.weights()[name], model.arrays[name])
+    assert [spec.name for spec in frozen.specs if not spec.decays and spec.kind == "fixed"] == [ROUTER]
+
+
+def test_adapters_are_on_experts_and_not_on_routers():
+    config = small_config(**EXPERTS).model_copy(update={"adapter": Adapter(2, 4)})
+    rows = {
+        spec.name.removeprefix("model.layers.1.feed_forward.routed_experts."): spec for spec in parameter_table(config)
+    }
+    assert rows["ffn.w1.lora_a"].shape == (6, 2, 32)
+    assert rows["ffn.w2.lora_b"].shape == (6, 32, 2)
+    assert rows["ffn.w2.lora_b"].hf_tensors[5].name == "model.layers.1.mlp.experts.5.down_proj.lora_B.weight"
+    assert not any(name.startswith("router.") for name, spec in rows.items() if spec.adapts)
 
 
 @pytest.mark.parametrize(("choices", "experts"), [(2, 8), (64, 8), (512, 8), (8192, 16), (8192, 128), (1, 1)])
@@ -20,6 +54,9 @@ def test_blocks_have_room_for_any_routing(choices, experts):
     assert all(np.ceil(loads / size).sum() <= count for loads in routings)
     assert count * size <= choices * size
     assert count * size < choices + experts * size
+
+
+ROUTER = "model.layers.1.feed_forward.routed_experts.router.dense.weight"
 
 
 @pytest.fixture(scope="module")
