@@ -122,9 +122,20 @@ def judged(
     sides: Sequence[Side],
     run: Callable[[Side, Path], Run] | None = None,
 ) -> dict[str, Result]:
-    """Map each side to its median over `rounds` quiet rounds. Raises BusyError if `tries` rounds have fewer quiet ones.
+    """Map each side to its median over `quiet_rounds`."""
+    rounds = quiet_rounds(args, job, sides, run)
+    return {side.name: middle([made[side.name].result for made in rounds]) for side in sides}
 
-    run: runs one side; by default as a process.
+
+def quiet_rounds(
+    args: argparse.Namespace,
+    job: ComparedJob,
+    sides: Sequence[Side],
+    run: Callable[[Side, Path], Run] | None = None,
+) -> list[dict[str, Run]]:
+    """Run all sides in turn, in alternating order, until `rounds` rounds were quiet.
+
+    run: runs one side; by default as a process. Raises BusyError if `tries` rounds have fewer quiet ones.
     """
     run = run or run_side
     rounds: list[dict[str, Run]] = []
@@ -144,7 +155,7 @@ def judged(
         else:
             rounds.append(made)
             print(f"round {len(rounds)}: " + brief(made), flush=True)
-    return {side.name: middle([made[side.name].result for made in rounds]) for side in sides}
+    return rounds
 
 
 def disturbance(made: Mapping[str, Run], max_others: float, least_steps: int) -> str | None:
