@@ -32,6 +32,8 @@ class ModelOperators(Protocol):
 
         It is None for a half that has no operator. name: of `models.layer.HALVES`. "attention" and "feed_forward" map
         x [T, hidden] to x + wo(attention(norm(x))) or x + w2(silu(w1(norm(x))) * w3(norm(x))), where padding gives 0.
+        "experts" maps a normed x [T, hidden], chosen int32[T, k] (the number of experts for none) and shares [T, k] to
+        the sum of share * w2(silu(w1(x)) * w3(x)), with matrices [experts, ...].
         recompute: the backward pass keeps only x and computes the half again.
         """
 
@@ -46,6 +48,12 @@ class ModelOperators(Protocol):
 
     def decode_feed_forward_half(self, x, weights, numbers):
         """Run the feed-forward half for one new position of each slot.
+
+        It maps x [B, hidden] -> [B, hidden].
+        """
+
+    def decode_experts_half(self, x, weights, numbers):
+        """Run the feed-forward half with experts for one new position of each slot.
 
         It maps x [B, hidden] -> [B, hidden].
         """

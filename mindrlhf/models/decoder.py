@@ -123,7 +123,8 @@ class Decoder(nn.Cell):
         self.positions = max_positions
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
-        self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps))
+        experts = (("chosen", config.num_experts_per_tok), ("normalises", config.norm_topk_prob))
+        self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps), *experts)
         # The operator that draws several tokens reads the whole model.
         self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and self.last_layer is not None
         self.decode_fused = operators.decode_tokens if self.decodes_tokens else None
@@ -161,7 +162,7 @@ class Decoder(nn.Cell):
         self.composed = not all(half.fused for half in halves)
         self.fused = operators.fused and not self.composed
         self.fuses = self.fused or any(half.fused for half in halves)
-        self.decode_weights = tuple(half.present for half in halves)
+        self.decode_weights = tuple(half.decode_present for half in halves)
         self.packs_cache = operators.packs_cache and all(layer.attention.fused for layer in made)
         self.layers = nn.CellList(made, auto_prefix=False)
         # In the last layer, prompts need only keys and values.

@@ -1,4 +1,4 @@
-"""Feed-forward half with experts, in composed form.
+"""Feed-forward half with experts.
 
 Each token's output is the weighted sum of a few experts' outputs. A router gives each token probabilities of all
 experts, and the most probable ones compute it (Shazeer et al. 2017, arXiv:1701.06538; the softmax before the choice as
@@ -16,12 +16,12 @@ from mindspore import nn, ops
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.comm.broadcast import expand
+from mindrlhf.backend.native.operators import FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.models.expert_layers import BALANCE, EXPERT_MAPS, LOAD, ROUTER
 from mindrlhf.models.halves import COMPLETIONS, Half, Materials
 from mindrlhf.models.inputs import ROWS, SPANS
 from mindrlhf.models.weight import Weight
 
-WEIGHTS = ("norm", "router", "w1", "w3", "w2", "w1_a", "w1_b", "w3_a", "w3_b", "w2_a", "w2_b", "scales")
 LEAST_BLOCK, BLOCK_UNIT = 8, 8  # rows
 COPY_ROWS = 20  # copying a matrix of an expert takes as long as a product with this many rows
 
@@ -93,10 +93,12 @@ class ExpertsHalf(Half):
     sides = (LOAD, BALANCE)
 
     def __init__(self, name: str, given: Materials):
-        norm = given.norm("ffn_norm")
+        norm = given.norm("ffn_norm", given.operators.rms_norm)
         router = given.linear(ROUTER).weight
         linears = {one: ExpertLinear(given, path) for one, path in EXPERT_MAPS.items()}
-        super().__init__(name, WEIGHTS, linears, {"norm": norm.weight, "router": router}, given)
+        absent = {"norm": None, "router": None}  # of the fused form in updates
+        super().__init__(name, FEED_FORWARD_WEIGHTS, linears, absent, given)
+        self.decodes = (norm.weight, router, *self.weights[2:])
         config = given.config
         self.norm = norm
         self.router = router
@@ -108,6 +110,8 @@ class ExpertsHalf(Half):
         self.chosen = config.num_experts_per_tok
         self.normalises = config.norm_topk_prob
         self.layers = len(config.expert_layers)
+        self.eps = config.rms_norm_eps
+        self.decode_fused = given.operators.decode_experts_half
         self.to_blocks = Moved(self.chosen)
         self.from_blocks = Moved()
 
@@ -125,7 +129,14 @@ class ExpertsHalf(Half):
     def decode(self, x, given):
         """Run one row for each slot: [B, hidden] -> [B, hidden]."""
         x = self.enter(x)
+        if self.fused:
+            return self.leave(self.decode_fused(x, self.decoded, self._decode_numbers()))
         return self.leave(self._composed(x, given, ops.ones((x.shape[0], 1), x.dtype).astype("float32"))[0])
+
+    def _decode_numbers(self):
+        """List the values of `DecodeExpertNumbers`."""
+        choice = (("chosen", self.chosen), ("normalises", self.normalises))
+        return (("residual", self.residual), ("weights", self.decode_present), *choice, ("epsilon", self.eps))
 
     def _composed(self, x, given, real):
         """Compute the half and its side outputs; real: float32[rows, 1], 0 for padding."""
@@ -135,6 +146,9 @@ class ExpertsHalf(Half):
         weights = ops.gather_elements(probabilities, 1, chosen)
         if self.normalises:
             weights = weights / expand(weights.sum(-1, keepdims=True), weights.shape)
+        if self.fused:
+            y, load = self._fused(h, chosen, weights, real)
+            return (y + x if self.residual else y), (load, self._balance(probabilities, load, real))
         load, places, sources, experts = self._sorted(chosen, real)
         size = sources.shape[0] // experts.shape[0]
         rows = sources // self.chosen  # padding of a block has one source past the last, so one row past the last
@@ -146,6 +160,19 @@ class ExpertsHalf(Half):
         y = (own * expand(weights.reshape((-1, 1)).astype(own.dtype), own.shape)).reshape((-1, self.chosen, h.shape[1]))
         y = y.sum(1)
         return (y + x if self.residual else y), (load, self._balance(probabilities, load, real))
+
+    def _fused(self, h, chosen, weights, real):
+        """Run the fused experts on normed rows; returns their sum and the load."""
+        shape = chosen.shape
+        used = expand(real, shape) > 0
+        chosen = ops.select(used, chosen, ops.full_like(chosen, self.experts))
+        wide = (shape[0] * shape[1], self.experts)
+        every = expand(ops.arange(0, self.experts).astype("int32").reshape((1, -1)), wide)
+        load = (expand(chosen.reshape((-1, 1)), wide) == every).astype("float32").sum(0)
+        numbers = numbers_of("ExpertNumbers", (("weights", self.present), ("buffers", self.collected)))
+        if self.trigger is None:
+            return self.form.forward(h, chosen, weights, numbers, *self.arrays)[0], load
+        return self.form(h, chosen, weights, numbers, self.arrays, self.buffers, self.trigger)[0], load
 
     def _probabilities(self, h):
         """Compute the router's probabilities of all experts: [rows, hidden] -> float32[rows, experts]."""

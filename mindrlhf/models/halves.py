@@ -151,10 +151,14 @@ class Materials:
         first = self.shards.rank * count if self.adapters[a].is_cut(1) else 0
         return InputDropout(name, self.dropout, range(first, first + count))
 
-    def norm(self, name: str) -> Norm | None:
-        """Build the norm of this name within the layer; None without one."""
+    def norm(self, name: str, rms_norm=None) -> Norm | None:
+        """Build the norm of this name within the layer; None without one.
+
+        rms_norm: the operator; the composed one by default.
+        """
         weight = self.parameters.get(f"{self.prefix}{name}.weight")
-        return None if weight is None else Norm(weight, self.config.rms_norm_eps, self.operators.composed.rms_norm)
+        rms_norm = rms_norm or self.operators.composed.rms_norm
+        return None if weight is None else Norm(weight, self.config.rms_norm_eps, rms_norm)
 
 
 class Half(nn.Cell):
@@ -182,7 +186,7 @@ class Half(nn.Cell):
         named = dict(others)
         for one, linear in linears.items():
             named |= linear.weights(one)
-        self.weights = tuple(named[one] for one in names[:-1])
+        self.weights = self.decodes = tuple(named[one] for one in names[:-1])
         adapters = [linear.adapter for linear in linears.values()]
         scales = [0.0 if adapter is None else adapter.scale for adapter in adapters]
         self.scales = (Tensor(np.array(scales, np.float32)),) if any(scales) else ()
@@ -200,12 +204,17 @@ class Half(nn.Cell):
     @property
     def decoded(self) -> tuple:
         """The inputs of a decode step's operator, where matrices may be packed."""
-        return (*(weight.decoded for weight in self.weights if weight is not None), *self.scales)
+        return (*(weight.decoded for weight in self.decodes if weight is not None), *self.scales)
 
     @property
     def present(self) -> int:
         """Bits of the operator's weights that this half has, in the order of names."""
         return _bits((*(weight is not None for weight in self.weights), bool(self.scales)))
+
+    @property
+    def decode_present(self) -> int:
+        """Bits of the weights that a decode step's operator takes."""
+        return _bits((*(weight is not None for weight in self.decodes), bool(self.scales)))
 
     @property
     def buffers(self) -> tuple:
@@ -333,7 +342,7 @@ class FeedForwardHalf(Half):
     def __init__(self, name: str, given: Materials):
         norm = given.norm("ffn_norm")
         linears = {name: given.linear(f"feed_forward.{name}") for name in ("w1", "w3", "w2")}
-        super().__init__(name, FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight}, given)
+        super().__init__(name, FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight, "router": None}, given)
         self.norm = norm
         self.w1, self.w3, self.w2 = linears.values()
         self.swiglu = given.operators.swiglu

@@ -14,7 +14,8 @@ class PackedWeights:
     """Packed copies of the matrices that decode steps multiply by.
 
     weights: bfloat16 or int8. specs: rows of the parameter table. parameters: float32, by name. rows: the rows that
-    this rank needs of some parameters, by name. `packed` has int32[out, words] by name.
+    this rank needs of some parameters, by name. `packed` has int32[out, words] by name, or
+    int32[experts, out, words].
     """
 
     def __init__(
@@ -30,9 +31,8 @@ class PackedWeights:
         self.packed: dict[str, Parameter] = {}
         self.trained: set[str] = set()
         for spec in specs:
-            matrix = self._matrix(spec.name)
-            words = packing.row_words(weights, matrix.shape[1])
-            values = Tensor(np.empty((matrix.shape[0], words), np.int32))
+            *stack, inputs = self._matrix(spec.name).shape
+            values = Tensor(np.empty((*stack, packing.row_words(weights, inputs)), np.int32))
             self.packed[spec.name] = Parameter(values, name=f"packed.{spec.name}", requires_grad=False)
             if spec.trains:
                 self.trained.add(spec.name)
@@ -47,12 +47,14 @@ class PackedWeights:
         return [packed for name, packed in self.packed.items() if (name in self.trained) == trained]
 
     def _matrix(self, name: str) -> np.ndarray:
-        """Read a matrix; a stack of matrices as one of all their rows."""
+        """Read a matrix, or a stack of matrices."""
         matrix = backend.read(self._parameters[name])
-        matrix = matrix.reshape((-1, matrix.shape[-1]))
         return matrix[self._rows[name]] if name in self._rows else matrix
 
     def _pack(self, names: Iterable[str]) -> None:
         with backend.rewriting({name: self.packed[name] for name in names}) as arrays:
             for name, packed in arrays.items():
-                packing.pack(self.weights, self._matrix(name), packed)
+                matrix = self._matrix(name)
+                pairs = zip(matrix, packed, strict=True) if matrix.ndim > 2 else ((matrix, packed),)
+                for one, words in pairs:
+                    packing.pack(self.weights, one, words)

@@ -7,23 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bfloat16_numbers import rounded
+from int8_numbers import int8
 from mindspore import Tensor
 
 from mindrlhf.backend import native
 from mindrlhf.backend.native import packing
 from mindrlhf.backend.native.operators import open_operators
 
-BLOCK = 64
 KINDS = ("float32", "bfloat16", "int8")
-
-
-def int8(x: np.ndarray) -> np.ndarray:
-    """float64 of the nearest numbers with 127 steps on either side of zero, in blocks of 64 of a row."""
-    padded = np.zeros((len(x), -(-x.shape[1] // BLOCK) * BLOCK))
-    padded[:, : x.shape[1]] = x
-    blocks = padded.reshape(len(x), -1, BLOCK)
-    steps = np.abs(blocks).max(-1, keepdims=True) / 127
-    return (np.rint(blocks / np.where(steps, steps, 1)) * steps).reshape(padded.shape)[:, : x.shape[1]]
 
 
 def dequantised(x: np.ndarray, kind: str) -> np.ndarray:

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "decode_experts.h"
 #include "decode_halves.h"
 #include "drafts.h"
 #include "factors.h"
@@ -116,7 +117,7 @@ struct DecodeLayer {
         feed_forward(arguments.next<FeedForwardWeights, Input>(bits[1])),
         attention_maps(maps_of<Number>(attention, hidden)),
         feed_forward_maps(maps_of<Number>(feed_forward, hidden)),
-        sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward.shapes.w1[0],
+        sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward_inner(feed_forward),
               std::max(inner_memory(attention_maps), inner_memory(feed_forward_maps))} {}
 
   int64_t words() const { return attention_maps.words() + feed_forward_maps.words(); }
@@ -276,8 +277,12 @@ class Decoding {
     decode_attention<Number>(layer.attention.arrays, layer.attention_maps, sizes, now,
                              {in_.cos, in_.sin, d_, numbers_.epsilon}, numbers_.scale, rows_.angles.data(), tiles, x, x,
                              {layer.caches.arrays.keys, layer.caches.arrays.values, cache[3] != d_}, memory);
-    decode_feed_forward<Number>(layer.feed_forward.arrays, layer.feed_forward_maps, sizes, numbers_.epsilon, tiles, x, x,
-                                memory);
+    const auto &weights = layer.feed_forward.arrays;
+    if (weights.router) {
+      const ExpertChoice choice{numbers_.chosen, numbers_.normalises != 0};
+      return decode_experts<Number>(weights, layer.feed_forward_maps, sizes, numbers_.epsilon, choice, tiles, x, x, memory);
+    }
+    decode_feed_forward<Number>(weights, layer.feed_forward_maps, sizes, numbers_.epsilon, tiles, x, x, memory);
   }
 
   std::vector<SampledToken> draw_all(const ColumnTiles &drawn, Input logits) const {

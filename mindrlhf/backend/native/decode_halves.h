@@ -175,7 +175,7 @@ int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   auto maps = maps_of<Number>(given, shapes[0][1]);
   const WordMemory words(maps.words());
   maps.pack(words.data());
-  const DecodeSizes sizes{shapes[0][1], 0, 0, given.shapes.w1[0], inner_memory(maps)};
+  const DecodeSizes sizes{shapes[0][1], 0, 0, feed_forward_inner(given), inner_memory(maps)};
   auto run = [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
     decode_feed_forward<Number>(given.arrays, maps, sizes, p.numbers->epsilon, tiles, x, y, memory);
   };

@@ -67,12 +67,12 @@ class LinearMaps {
  public:
   // Appends a map. weight: packed [out, words of a row] or floats [out, in]. a, b: null without an adapter.
   void add(Input weight, Shape shape, int64_t in, Input a = nullptr, Input b = nullptr, Shape a_shape = nullptr,
-           Input scales = nullptr) {
+           float scale = 0) {
     LinearMap<Number> map;
     map.weight = {weight, shape[0], in, shape[1] == WordsOf<Number>::row(in)};
     if (a) {
       const int64_t rank = a_shape[0];
-      map.a = {a, rank, in}, map.b = {b, shape[0], rank}, map.scale = scales[maps_.size()];
+      map.a = {a, rank, in}, map.b = {b, shape[0], rank}, map.scale = scale;
     }
     maps_.push_back(map);
   }
@@ -94,28 +94,55 @@ class LinearMaps {
 };
 
 enum AttentionMap { MAP_Q, MAP_K, MAP_V, MAP_O };
-enum FeedForwardMap { MAP_GATE, MAP_UP, MAP_DOWN };
+enum FeedForwardMap { MAP_GATE, MAP_UP, MAP_DOWN, FEED_FORWARD_MAPS };
+
+// Returns a map's scale; 0 without adapters.
+inline float scale_of(Input scales, int map) { return scales ? scales[map] : 0.0f; }
 
 template <typename Number>
 LinearMaps<Number> maps_of(const Given<AttentionWeights, Input> &given, int64_t hidden) {
   const auto &w = given.arrays;
   const auto &s = given.shapes;
   LinearMaps<Number> maps;
-  maps.add(w.wq, s.wq, hidden, w.wq_a, w.wq_b, s.wq_a, w.scales);
-  maps.add(w.wk, s.wk, hidden, w.wk_a, w.wk_b, s.wk_a, w.scales);
-  maps.add(w.wv, s.wv, hidden, w.wv_a, w.wv_b, s.wv_a, w.scales);
-  maps.add(w.wo, s.wo, s.wq[0], w.wo_a, w.wo_b, s.wo_a, w.scales);
+  maps.add(w.wq, s.wq, hidden, w.wq_a, w.wq_b, s.wq_a, scale_of(w.scales, MAP_Q));
+  maps.add(w.wk, s.wk, hidden, w.wk_a, w.wk_b, s.wk_a, scale_of(w.scales, MAP_K));
+  maps.add(w.wv, s.wv, hidden, w.wv_a, w.wv_b, s.wv_a, scale_of(w.scales, MAP_V));
+  maps.add(w.wo, s.wo, s.wq[0], w.wo_a, w.wo_b, s.wo_a, scale_of(w.scales, MAP_O));
   return maps;
 }
 
+// Returns the inner columns of a feed-forward half, or of one of its experts.
+inline int64_t feed_forward_inner(const Given<FeedForwardWeights, Input> &given) {
+  return given.shapes.w1[given.arrays.router ? 1 : 0];
+}
+
+// Returns one expert's part of an array [experts, ...]; null without the array.
+inline Input of_expert(Input all, Shape shape, int64_t expert) {
+  return all ? all + expert * shape[1] * shape[2] : nullptr;
+}
+
+// With experts: the maps of the first expert, then those of the second, ...
 template <typename Number>
 LinearMaps<Number> maps_of(const Given<FeedForwardWeights, Input> &given, int64_t hidden) {
   const auto &w = given.arrays;
   const auto &s = given.shapes;
+  const int64_t inner = feed_forward_inner(given);
   LinearMaps<Number> maps;
-  maps.add(w.w1, s.w1, hidden, w.w1_a, w.w1_b, s.w1_a, w.scales);
-  maps.add(w.w3, s.w3, hidden, w.w3_a, w.w3_b, s.w3_a, w.scales);
-  maps.add(w.w2, s.w2, s.w1[0], w.w2_a, w.w2_b, s.w2_a, w.scales);
+  if (w.router) {
+    for (int64_t e = 0; e < s.router[0]; ++e) {
+      auto add = [&](Input weight, Shape shape, int64_t in, Input a, Input b, Shape a_shape, Shape b_shape, int map) {
+        maps.add(of_expert(weight, shape, e), shape + 1, in, of_expert(a, a_shape, e), of_expert(b, b_shape, e), a_shape + 1,
+                 scale_of(w.scales, map));
+      };
+      add(w.w1, s.w1, hidden, w.w1_a, w.w1_b, s.w1_a, s.w1_b, MAP_GATE);
+      add(w.w3, s.w3, hidden, w.w3_a, w.w3_b, s.w3_a, s.w3_b, MAP_UP);
+      add(w.w2, s.w2, inner, w.w2_a, w.w2_b, s.w2_a, s.w2_b, MAP_DOWN);
+    }
+    return maps;
+  }
+  maps.add(w.w1, s.w1, hidden, w.w1_a, w.w1_b, s.w1_a, scale_of(w.scales, MAP_GATE));
+  maps.add(w.w3, s.w3, hidden, w.w3_a, w.w3_b, s.w3_a, scale_of(w.scales, MAP_UP));
+  maps.add(w.w2, s.w2, inner, w.w2_a, w.w2_b, s.w2_a, scale_of(w.scales, MAP_DOWN));
   return maps;
 }
 

@@ -147,18 +147,18 @@ const Number *all_factors(Input x, int64_t count, Number *memory) {
   }
 }
 
-// Calls body(i, array, numbers) for each matrix among a half's weights. i: its member index; numbers: its size.
+// Calls body(i, array, numbers) for each matrix, or stack of matrices, among a half's weights. i: its member index; numbers: its size.
 template <template <typename> class Names, typename Body>
 void for_matrices(const Given<Names, Input> &given, Body body) {
-  const int count = sizeof(given.arrays) / sizeof(Input);
-  Input arrays[count];
-  Shape shapes[count];
-  int dimensions[count];
+  const int members = sizeof(given.arrays) / sizeof(Input);
+  Input arrays[members];
+  Shape shapes[members];
+  int dimensions[members];
   std::memcpy(arrays, &given.arrays, sizeof(arrays));
   std::memcpy(shapes, &given.shapes, sizeof(shapes));
   std::memcpy(dimensions, &given.dimensions, sizeof(dimensions));
-  for (int i = 0; i < count; ++i) {
-    if (dimensions[i] == 2) body(i, arrays[i], shapes[i][0] * shapes[i][1]);
+  for (int i = 0; i < members; ++i) {
+    if (dimensions[i] >= 2) body(i, arrays[i], count(shapes[i], dimensions[i]));
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "attention_half.h"
 #include "decode.h"
+#include "experts_half.h"
 #include "feed_forward_half.h"
 #include "head.h"
 #include "optimizer.h"

@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -135,7 +134,7 @@ struct WeightGradient {
 
 // Adds the gradients to their targets. Cuts the longer side of each into pieces; threads share the pieces of all gradients.
 template <typename Number>
-void weight_gradients(std::initializer_list<WeightGradient<Number>> list) {
+void weight_gradients(const std::vector<WeightGradient<Number>> &list) {
   struct Part {
     const WeightGradient<Number> *gradient;
     int64_t first, size;

@@ -22,9 +22,22 @@ struct HalfNumbers {
   float scale, epsilon;
 };
 
-// The numbers of generation.
+// The numbers of the experts of a half. weights, buffers: as above.
+struct ExpertNumbers {
+  int32_t weights, buffers;
+};
+
+// The numbers of a half with experts in a decode step. chosen: experts of a token; normalises: the shares of a token's experts
+// are divided by their sum.
+struct DecodeExpertNumbers {
+  int32_t residual, weights, chosen, normalises;
+  float epsilon;
+};
+
+// The numbers of generation. chosen, normalises: as above.
 struct DecodeNumbers {
   float scale, epsilon;
+  int32_t chosen, normalises;
 };
 
 struct NormNumbers {
@@ -49,10 +62,11 @@ struct AttentionWeights {
   Array wq_a, wq_b, wk_a, wk_b, wv_a, wv_b, wo_a, wo_b, scales;
 };
 
-// norm [hidden]; w1 (gate), w3 (up) [inner, hidden]; w2 (down) [hidden, inner]; adapters, a scale for each of w1, w3, w2
+// norm [hidden]; w1 (gate), w3 (up) [inner, hidden]; w2 (down) [hidden, inner]; adapters, a scale for each of w1, w3, w2. With
+// experts: router [experts, hidden], and the maps and adapters are [experts, ...].
 template <typename Array>
 struct FeedForwardWeights {
-  Array norm, w1, w3, w2;
+  Array norm, router, w1, w3, w2;
   Array w1_a, w1_b, w3_a, w3_b, w2_a, w2_b, scales;
 };
 

@@ -50,6 +50,16 @@ def _attention_gradient_shapes(*inputs):
     return inputs[0], inputs[0], query, key, key, key, y
 
 
+def _experts_shapes(x, chosen, shares, numbers, w1, *_):
+    choices = chosen[0] * chosen[1]
+    return x, [choices, w1[1]], [choices, w1[1]], [choices, x[1]]
+
+
+def _experts_gradient_shapes(*inputs):
+    x, gate, _, rows = _experts_shapes(*inputs)
+    return x, inputs[2], rows, rows, gate, rows
+
+
 def _feed_forward_shapes(x, lengths, numbers, norm, w1, *_):
     return x, [x[0], w1[0]], [x[0], w1[0]]
 
@@ -73,9 +83,12 @@ DECLARED: Mapping[str, tuple[EntryPoint, ...]] = {
         EntryPoint("attention_half_gradient", _attention_gradient_shapes, _float32s(7)),
         EntryPoint("feed_forward_half", _feed_forward_shapes, _float32s(3)),
         EntryPoint("feed_forward_half_gradient", _feed_forward_gradient_shapes, _float32s(4)),
+        EntryPoint("experts_half", _experts_shapes, _float32s(4)),
+        EntryPoint("experts_half_gradient", _experts_gradient_shapes, _float32s(6)),
     ),
     "decode_attention_half": (EntryPoint("decode_attention_half", lambda x, *_: x),),
     "decode_feed_forward_half": (EntryPoint("decode_feed_forward_half", lambda x, *_: x),),
+    "decode_experts_half": (EntryPoint("decode_experts_half", lambda x, *_: x),),
     "decode_logits": (EntryPoint("decode_logits", lambda x, head: [x[0], head[0]]),),
     "decode_tokens": (
         EntryPoint(
@@ -97,7 +110,8 @@ DECLARED: Mapping[str, tuple[EntryPoint, ...]] = {
     "adamw": (EntryPoint("adamw", lambda *_: [1]),),
     "shared_sum": (EntryPoint("shared_sum", lambda x, ranks: x),),
 }
-KEPT = {"attention_half": slice(1, 5), "feed_forward_half": slice(1, 3)}  # outputs that a half's gradient takes
+# Outputs that a half's gradient takes.
+KEPT = {"attention_half": slice(1, 5), "feed_forward_half": slice(1, 3), "experts_half": slice(1, 3)}
 
 
 class NativeOperators(Operators):
@@ -126,12 +140,15 @@ class NativeOperators(Operators):
         self.token_log_probs_gradient = custom["token_log_probs_gradient"]
         self._rms_norm = _RmsNorm(custom["rms_norm"], custom["rms_norm_gradient"])
         self._halves = {
-            (name, again): _Half(custom[name], custom[f"{name}_gradient"], kept, again)
+            (name, again): (_Experts if name == "experts_half" else _Half)(
+                custom[name], custom[f"{name}_gradient"], kept, again
+            )
             for name, kept in KEPT.items()
             for again in (False, True)
         }
         self._decode_attention = custom["decode_attention_half"]
         self._decode_feed_forward = custom["decode_feed_forward_half"]
+        self._decode_experts = custom["decode_experts_half"]
         self._tokens = custom["decode_tokens"]
         self._admit = custom["admit"]
         self._squared_norm = custom["squared_norm"]
@@ -159,6 +176,9 @@ class NativeOperators(Operators):
 
     def decode_feed_forward_half(self, x, weights, numbers):
         return self._decode_feed_forward(x, numbers_of("HalfNumbers", numbers), *weights)
+
+    def decode_experts_half(self, x, weights, numbers):
+        return self._decode_experts(x, numbers_of("DecodeExpertNumbers", numbers), *weights)
 
     def admit(self, slots, rows, limit, prefilled, caches):
         return self._admit(slots, rows, numbers_of("AdmitNumbers", (("limit", limit),)), *prefilled, *caches)
@@ -267,3 +287,25 @@ class _Half(nn.Cell):
         kept = out[self.first_kept : self.end_kept]
         d_x = self.gradient(x, *places, *weights, *kept, d_out[0], *buffers)[0]
         return d_x, places, weights, buffers, ops.depend(trigger, d_x)
+
+
+class _Experts(_Half):
+    """Experts of a half, without its norm and its router.
+
+    x: [T, hidden], normed; chosen: int32[T, k], the number of experts where a row has none; shares: [T, k], of a row's
+    experts, whose gradient is an output too; others as in `_Half`, with `ExpertNumbers`.
+    """
+
+    def construct(self, x, chosen, shares, numbers, weights, buffers, trigger):
+        for buffer in buffers:
+            x = ops.depend(x, buffer)
+        return self.forward(x, chosen, shares, numbers, *weights)
+
+    def bprop(self, x, chosen, shares, numbers, weights, buffers, trigger, out, d_out):
+        if self.recompute:
+            x = ops.depend(x, d_out[0])
+            out = self.forward(x, chosen, shares, numbers, *weights)
+        kept = out[self.first_kept : self.end_kept]
+        found = self.gradient(x, chosen, shares, numbers, *weights, *kept, d_out[0], *buffers)
+        d_x, d_shares = found[0], found[1]
+        return d_x, chosen, d_shares, numbers, weights, buffers, ops.depend(trigger, d_x)
