@@ -6,12 +6,13 @@ table, so that a parameter is described in one place only.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from mindrlhf.configs.lora import LAYERS, Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.axes import TENSOR
-from mindrlhf.models.families import FAMILIES
+from mindrlhf.models.families import FAMILIES, Family
 from mindrlhf.models.parameter_spec import Cut, HfTensor, ParameterSpec
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
@@ -27,6 +28,13 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     A critic's head maps hidden states to one number, and is cut by columns.
     An adapter's matrices follow the weight that they belong to; with adapters nothing else trains.
     """
+    rows = _base_table(config.model_copy(update={"adapter": None}), FAMILIES[config.family])
+    return rows if config.adapter is None else _adapted(rows, config.adapter)
+
+
+@lru_cache(maxsize=16)
+def _base_table(config: ModelConfig, family: Family) -> tuple[ParameterSpec, ...]:
+    """List the parameters of a model without adapters."""
     hidden = config.hidden_size
     tied = config.tie_word_embeddings
     table = {"shape": (config.vocab_size, hidden), "cuts": (Cut(TENSOR, 0),)}
@@ -41,13 +49,13 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
         )
     ]
     for layer in range(config.num_layers):
-        rows += _at_layer(layer, FAMILIES[config.family].layer_rows(config, layer, _layer_rows(config)))
+        rows += _at_layer(layer, family.layer_rows(config, layer, _layer_rows(config)))
     rows.append(ParameterSpec(FINAL_NORM, "model.norm.weight", (hidden,), "norm", "last", inside=False))
     if config.value_head:
         rows.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, hidden), "head", "last", (Cut(TENSOR, 1),)))
     elif not tied:
         rows.append(ParameterSpec(HEAD, HEAD, kind="head", place="last", **table))
-    return tuple(rows) if config.adapter is None else _adapted(rows, config.adapter)
+    return tuple(rows)
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors import safe_open
+from small_model import small_config
 
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.lora import Adapter
@@ -160,3 +161,9 @@ def test_shards_compute_what_the_whole_does(family):
     np.testing.assert_allclose(sum(parts), values_and_feed_forward(whole, x), rtol=1e-12)
     unsharded = {name for name, spec in specs.items() if not spec.cuts}
     assert all(specs[name].kind == "norm" for name in unsharded)
+
+
+def test_equal_models_share_one_table():
+    """Tables of models with experts have tens of thousands of tensors, and everything asks for the table."""
+    assert parameter_table(small_config()) is parameter_table(small_config())
+    assert parameter_table(small_config(num_layers=1)) is not parameter_table(small_config())

@@ -53,7 +53,7 @@ class Vocabulary:
     config: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """Decoder family.
 
