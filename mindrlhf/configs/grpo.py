@@ -253,6 +253,10 @@ class RewardSettings(Settings):
 class TrainerSettings(RunSettings):
     """Length of a run, its validation, checkpoints and outputs."""
 
+    staleness: int = Field(0, ge=0)
+    """Steps by which answers are older than the weights that train on them: step k trains on those drawn with the
+    weights after step k - 1 - staleness, the first steps on those of the first weights. Above 0,
+    rollout_correction.level is token if it is not given (TRL max_staleness)."""
     save_rollouts: bool = False
     """Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."""
     log_completions_every: int | None = Field(None, ge=1)

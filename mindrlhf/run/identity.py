@@ -24,7 +24,7 @@ from mindrlhf.run.report import RunData
 # Fields of the model that a run may change without becoming another one.
 _OPEN_FIELDS = ("eos_token_ids", "pad_token_id", "bos_token_id", "initializer_range", "max_position_embeddings")
 # Settings of the trainer group that change the computation; the others only control what is written, and when.
-_MATTERS = ("trainer.total_steps", "trainer.epochs")
+_MATTERS = ("trainer.total_steps", "trainer.epochs", "trainer.staleness")
 
 
 def find_checkpoint(settings: RunSettings, folder: Path, collectives: Collectives) -> Checkpoint | None:

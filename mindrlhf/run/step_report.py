@@ -77,6 +77,7 @@ class StepReport(Report):
         self._records = settings.save_rollouts or (job.flags.save_data_file is not None and not settings.val_only)
         self._responses: ResponseWriter | None = None
         self._scoring_flops = 0.0  # of this rank's reward models in the step so far
+        self._drawn: list[tuple] = []  # lengths of groups that the step has generated for later steps
 
     def open_outputs(self, steps_done: int) -> None:
         super().open_outputs(steps_done)
@@ -110,6 +111,10 @@ class StepReport(Report):
         if statistics.drafted:
             self._metrics.add("perf/draft_acceptance_rate", statistics.accepted, statistics.drafted)
 
+    def add_drawn(self, experiences: Sequence[Experience]) -> None:
+        """Count the generation of this rank's experiences of later steps."""
+        self._drawn += [group_lengths(e) for e in experiences]
+
     def add_conversations(self, statistics: Any, groups: Sequence[RolloutGroup]) -> None:
         """Add statistics of conversations, and their turns.
 
@@ -140,7 +145,9 @@ class StepReport(Report):
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
         add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
-        drawn = [group_lengths(e) for e in experiences if e.policy_step == step]
+        ahead = self._drawn if self._own_rows else []
+        drawn = [*ahead, *(group_lengths(e) for e in experiences if e.policy_step == step)]
+        self._drawn = []
         counted = {REWARD_MODEL.scoring.phase: self._scoring_flops}
         self._scoring_flops = 0.0
         self._utilization.add(metrics, seconds, [group_lengths(e) for e in experiences], drawn, counted)

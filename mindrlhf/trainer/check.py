@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.backend import default_device
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
@@ -44,6 +45,8 @@ _log = logging.getLogger(__name__)
 Run = TypeVar("Run", GRPOSettings, SFTSettings)
 
 NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
+# Settings for rollouts of another distribution than the policy's that is updated: rounded otherwise, or older.
+CORRECTION: Mapping[str, Any] = MappingProxyType({"rollout_correction": {"level": "token"}})
 
 # Role -> flag -> the key of its model YAML that the flag sets.
 YAML_FLAGS = {
@@ -207,10 +210,12 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
     defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
     config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings, answer)
     infer.context.device.check_weights(config.rollout.weights)
-    corrected = correction_defaults(train, infer, config.rollout.weights)
-    if corrected:
-        config = load_grpo_config(flags.grpo_config, overrides[""], {**defaults, **corrected}, flags.settings, answer)
-        if config.rollout_correction.level is None:
+    rounds = correction_defaults(train, infer, config.rollout.weights)
+    if rounds or config.trainer.staleness:
+        defaults |= CORRECTION
+        config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings, answer)
+        check_staleness(config)
+        if rounds and config.rollout_correction.level is None:
             _log.warning(
                 "rollout_correction.level is null, with %s and training in %s: updates take responses for the trained "
                 "policy's own",
@@ -220,12 +225,29 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
     return flags, with_resume(config, flags.resume_training), train, infer
 
 
-def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "train") -> dict[str, Any]:
+def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "train") -> Mapping[str, Any]:
     """Return settings for rollouts that are rounded otherwise than training.
 
     weights: `rollout.weights`.
     """
-    return {"rollout_correction": {"level": "token"}} if rounds_rollouts(train, infer, weights) else {}
+    return CORRECTION if rounds_rollouts(train, infer, weights) else {}
+
+
+def check_staleness(config: GRPOSettings) -> None:
+    """Check that log-probs read before updates are those of the current weights."""
+    algorithm = config.algorithm
+    staleness = config.trainer.staleness
+    if staleness and algorithm.reads_policy and algorithm.updates_per_iteration == 1:
+        readers = {
+            "algorithm.policy_loss": POLICY_LOSSES.find(algorithm.policy_loss).selects,
+            "algorithm.advantage": algorithm.method.uses_teacher,
+            "algorithm.kl_in_reward": algorithm.kl_in_reward,
+            "algorithm.kl_target": algorithm.kl_target is not None,
+        }
+        key = next(key for key, reads in readers.items() if reads)
+        found = f"{key} is {attrgetter(key)(config)}, which reads log-probs of the weights that an update starts from"
+        right = "set algorithm.updates_per_iteration to 2 or more, or trainer.staleness to 0"
+        raise UserError(f"trainer.staleness is {staleness}, and {found}; {right}.")
 
 
 def generated_in(infer: ModelYaml, weights: str) -> str:

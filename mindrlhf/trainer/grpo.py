@@ -63,7 +63,8 @@ class GRPOLoop:
         """Compute log-probs and values of this rank's share, advantages over all, and update."""
         policy = self.parts.policy
         reference = self.parts.get(REFERENCE.name)
-        experiences = with_drawing_policy(mark_trained(experiences, self.config), step)
+        scheduled = step - self.config.trainer.staleness  # groups of older weights were carried over
+        experiences = with_drawing_policy(mark_trained(experiences, self.config), scheduled)
         own = self.with_log_probs(policy.data_parallel.share(experiences))
         with self.run.timers("adv"):
             own = self.credit(experiences, own)

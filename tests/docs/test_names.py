@@ -38,6 +38,7 @@ OTHER_RUNS = {
     "val/loss": "fine-tuning with held-out rows",
     "train/loss": "fine-tuning",
     "actor/expert_": "experts",
+    "sample/staleness_": "answers of older weights",
     "critic/vf_loss": "a critic",
     "critic/value": "a critic",
     "reshard/": "two layouts",

@@ -26,6 +26,13 @@ def refusal(word: str, load=load_grpo_config) -> str:
         ("loss_type=dr_grpo", "here it is algorithm.policy_loss=clip algorithm.aggregation=dr_grpo."),
         ("warmup_ratio=0.1", "here it is optimizer.warmup_steps."),  # the number depends on the data
         ("report_to=none", """here it is 'trainer.loggers=["console", "jsonl"]'."""),
+        ("max_staleness=2", "max_staleness is TRL's name; here it is trainer.staleness=2."),
+        ("queue_maxsize=64", "it has no effect here: answers are drawn a fixed number of steps ahead, trainer.stalen"),
+        ("weight_sync_steps=4", "weight_sync_steps is 4, which is not done here; set it to 1."),
+        (
+            "async_training.staleness_threshold=0.5",
+            "here: training while rollouts are made; trainer.staleness=1 is one step off",
+        ),
         ("use_vllm=True", "it has no effect here: the engine that trains also generates."),
         ("max_steps=abc", "here it is trainer.total_steps, with another value."),
         ("actor_rollout_ref.rollout.n=5", "actor_rollout_ref.rollout.n is verl's name; here it is rollout.num_gener"),
