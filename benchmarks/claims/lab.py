@@ -21,6 +21,7 @@ from start_model import ENVIRONMENT, StartModel
 import mindrlhf
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
+from mindrlhf.files.folder_lock import lock_folders
 
 MEASURES = "trainer.test_freq"
 MOST_RUNS = 25  # of a process: MindSpore keeps some memory of each
@@ -94,11 +95,14 @@ class Lab:
     def make(self, claims: Sequence[Claim], processes: int, say: Callable[[str], None] = print) -> None:
         """Make the start model and the missing runs, in this many processes at a time.
 
-        Raises UserError, once the others are made, if some fail.
+        Raises UserError, once the others are made, if some fail; and if another lab is at work in the folder.
         """
-        missing = self.missing(claims)
-        if not missing:
-            return
+        if self.missing(claims):
+            make_folder(self.folder)
+            with lock_folders({"--out": self.folder}):
+                self._make_runs(self.missing(claims), processes, say)
+
+    def _make_runs(self, missing: Sequence[Run], processes: int, say: Callable[[str], None]) -> None:
         make_folder(self.folder / "runs")
         make_folder(self.folder / "logs")
         if not self.start.ready:

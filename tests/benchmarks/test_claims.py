@@ -13,6 +13,7 @@ from workers import ROOT
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.validate import check_algorithm, check_comparison, check_lora
 from mindrlhf.errors import UserError
+from mindrlhf.files.folder_lock import lock_folders
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "claims"))
 
@@ -216,6 +217,14 @@ def test_runs_that_fail_are_named_once_the_others_have_been_tried(tmp_path):
     runs = (f"{names}, seed {seed}" for names in ("a, c", "b") for seed in range(2))
     assert str(error.value) == " ".join(f"{run}: {yaml}" for run in runs)
     assert said == []
+
+
+def test_two_labs_do_not_share_a_folder(tmp_path):
+    lab = lab_of(tmp_path)
+    with lock_folders({"--out": tmp_path}), pytest.raises(UserError) as error:
+        lab.make(lab.claims.claims, 1)
+    assert "another run is writing there" in str(error.value)
+    assert str(error.value).endswith("give --out another folder.")
 
 
 def test_processes_end_with_the_lab():
