@@ -10,18 +10,7 @@ from verdict import paired_difference, verdict
 
 from mindrlhf.files.settings_file import versions
 
-HEAD = (
-    "claim",
-    "source",
-    "arms",
-    "metric, steps",
-    "first",
-    "second",
-    "difference (95%)",
-    "expected",
-    "verdict",
-    "made again by",
-)
+HEAD = ("claim", "verdict", "difference (95%)", "claimed", "first arm", "second arm", "metric, steps", "made again by")
 COMMAND = "bash scripts/claims.sh"
 
 

@@ -21,7 +21,7 @@ import run as claims_command
 from claim import Claim, Claims, read_claims
 from lab import Children, Lab, Progress
 from measures import answer_figures, read_figures, window_mean
-from table import made_by, rows
+from table import made_by, markdown, rows
 from verdict import DOES_NOT, HOLDS, MOST_SEEDS, T_QUANTILES, UNSEEN, Difference, paired_difference, verdict
 
 
@@ -117,6 +117,7 @@ def test_a_table_has_means_interval_and_verdict_of_stored_runs(tmp_path):
     assert more[4:] == ("`a` 2.500", "`b` 3.583", "`score`, 2 to 3", "`bash scripts/claims.sh one`")
     assert less[4:6] == ("`b` 3.583", "`c` 2.500")
     assert less[1] == f"**{HOLDS}**"
+    assert {line.count(" | ") for line in markdown(lab, lab.claims.claims).splitlines()} == {len(more) - 1}
     assert made_by(lab, lab.claims.claims) == made_by(lab_of(tmp_path), lab.claims.claims)
     before = made_by(lab, lab.claims.claims)
     assert before.startswith("6 runs; ")

@@ -26,7 +26,16 @@ YAML_GROUPS = {
 METRICS = {"tools/call_frequency", "tools/failure_frequency", "tools/seconds"}  # they look like files
 FLAGS_ELSEWHERE = {
     "--minutes",
-    *("--seed", "--out", "--steps", "--slow", "--dev", "--help", "--check"),  # of scripts/, the tests, ruff
+    *(
+        "--seed",
+        "--out",
+        "--steps",
+        "--processes",
+        "--slow",
+        "--dev",
+        "--help",
+        "--check",
+    ),  # of scripts/, the tests, ruff
     *("--max-lora-rank", "--enable-lora", "--lora-modules"),  # of vLLM
     *("--node_rank", "--master_addr", "--master_port", "--worker_num", "--local_worker_num", "--log_dir"),  # of msrun
 }
