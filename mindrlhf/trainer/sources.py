@@ -208,10 +208,9 @@ def open_source(
     if generator is None:
         return RecordedRollouts(run, data.recorded, measures=staleness > 0)
     generate = Rollouts(config, tokenizer, data.longest_prompt, generator, rewards, run, partner)
-    others = generator.data_parallel, StepSampling(config)
+    drawn_by = DrawnBy(generate)
     # A run that goes on with a smaller staleness trains on what was drawn before.
     if not staleness and not (run.checkpoint and run.checkpoint.counters.get("ahead")):
-        return FreshRollouts(run, data.stream, generate, *others)
-    drawn_by = DrawnBy(generate)
-    fresh = FreshRollouts(run, data.stream, drawn_by, *others)
+        return FreshRollouts(run, data.stream, generate, generator.data_parallel, StepSampling(config))
+    fresh = FreshRollouts(run, data.stream, drawn_by, generator.data_parallel, StepSampling(config))
     return RolloutsAhead(fresh, drawn_by, staleness, parts.policy.data_parallel.share)
