@@ -55,3 +55,24 @@ def test_output_that_cannot_be_written_is_not_passed_over(tmp_path):
         done, _ = ended("CPU", tmp_path, stdout=full)
     assert done.returncode == 120
     assert "No space left on device" in done.stderr
+
+
+HARNESS = """
+import runpy, sys
+
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    print("it ended with", end.code)
+sys.exit(7)
+"""
+
+
+def test_a_program_that_runs_a_command_has_its_own_exit_code(tmp_path):
+    """As pytest does: failing tests would end with 0 after a command that ended well."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "harness.py").write_text(HARNESS)
+    words = ["import sys; sys.argv[:1] = ['script.py']; import harness", "CPU", "notes"]
+    done = subprocess.run([sys.executable, "-c", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert "it ended with 3" in done.stdout
