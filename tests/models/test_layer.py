@@ -70,11 +70,17 @@ def updated(recompute):
     return subject.updater(groups, RATE, **rows), subject.gradients
 
 
+@pytest.fixture(scope="module")
+def family_update():
+    """The update of the family's own halves; computed again, it has the same bits."""
+    return updated(recompute=False)
+
+
 @pytest.mark.parametrize(
     ("halves", "recompute"), few_of([(MIXED[0], True), (MIXED[1], False)], [(MIXED[0], False), (MIXED[1], True)])
 )
-def test_updates(chosen, halves, recompute):
-    plain, expected = updated(recompute)
+def test_updates(chosen, family_update, halves, recompute):
+    plain, expected = family_update
     chosen(*halves)
     update, gradients = updated(recompute)
     assert update.loss == pytest.approx(plain.loss, rel=1e-5)
@@ -82,12 +88,21 @@ def test_updates(chosen, halves, recompute):
         assert_close(gradients[name], gradient, 2e-5, name)
 
 
-@pytest.mark.parametrize("halves", MIXED)
-def test_generation(chosen, halves):
-    expected = engine_subject.Subject.random()
-    plain = by_sample(expected.engine(4).generate(expected.prompts, 2, engine_subject.STEP))
-    chosen(*halves)
+def generated():
     subject = engine_subject.Subject.random()
-    for key, rollout in by_sample(subject.engine(4).generate(subject.prompts, 2, engine_subject.STEP)).items():
-        np.testing.assert_array_equal(rollout.response_ids, plain[key].response_ids)
-        np.testing.assert_allclose(rollout.row("policy_log_probs"), plain[key].row("policy_log_probs"), atol=1e-4)
+    return by_sample(subject.engine(4).generate(subject.prompts, 2, engine_subject.STEP))
+
+
+@pytest.fixture(scope="module")
+def plain_rollouts():
+    """What the halves of the family generate."""
+    return generated()
+
+
+@pytest.mark.parametrize("halves", MIXED)
+def test_generation(chosen, plain_rollouts, halves):
+    chosen(*halves)
+    for key, rollout in generated().items():
+        np.testing.assert_array_equal(rollout.response_ids, plain_rollouts[key].response_ids)
+        expected = plain_rollouts[key].row("policy_log_probs")
+        np.testing.assert_allclose(rollout.row("policy_log_probs"), expected, atol=1e-4)

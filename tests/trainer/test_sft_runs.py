@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from workers import run_msrun
 
-SFT = "import sys; from mindrlhf.cli import main; sys.exit(main(['sft', *sys.argv[1:]]))\n"
+SFT = "import sys; from mindrlhf.cli import run; run('sft', *sys.argv[1:])\n"
 CUTS = ("train.length_bucket=48", "train.max_tokens_per_micro_batch=200")
 SETTINGS = ("trainer.total_steps=4", "optimizer.eps=1e-5", *CUTS)
 
