@@ -10,6 +10,7 @@ from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import flatten
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.configs.sft import SFTSettings
@@ -99,7 +100,7 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], first: bool) 
 def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (problem, input that differs) for each difference that makes another run."""
     for field, ours in run["model"].items():
-        theirs = _without_dropout(saved["model"].get(field))
+        theirs = _without_dropout(saved["model"].get(field, _default_of_model(field)))
         ours = _without_dropout(ours)
         if theirs != ours and field not in _OPEN_FIELDS:
             problem = f"is a checkpoint of a model with {field} {theirs}, and this run's has {ours}"
@@ -118,6 +119,12 @@ def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple
     truths = now.get("ground_truths_crc32")
     if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints do not record them
         yield "was trained on the same prompts with other ground truths", "dataset"
+
+
+def _default_of_model(field: str) -> Any:
+    """Return a field's value in checkpoints from before it existed, as a plain JSON value."""
+    default = ModelConfig.model_fields[field].get_default()
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _without_dropout(value: Any) -> Any:

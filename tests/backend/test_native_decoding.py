@@ -281,7 +281,7 @@ class Drawing:
             def construct(
                 self, rows, zeros, ones, ban, leaders, enough, context, past, uniform, rules, norm, table, head, angles
             ):
-                numbers = (("scale", 1.0), ("epsilon", 0.0))
+                numbers = (("scale", 1.0), ("epsilon", 0.0), ("chosen", 0), ("normalises", False))
                 slots, tables = (rows, zeros, zeros, ones, ban, leaders, zeros, enough, context, past), (angles, angles)
                 return run(slots, uniform, rules, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
 
