@@ -122,7 +122,7 @@ def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _default_of_model(field: str) -> Any:
-    """Return a field's value in checkpoints from before it existed, as a plain JSON value."""
+    """Return a field's value, as plain JSON, in checkpoints from before it existed."""
     default = ModelConfig.model_fields[field].get_default()
     return list(default) if isinstance(default, tuple) else default
 
