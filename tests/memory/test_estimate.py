@@ -7,6 +7,7 @@ from math import prod
 
 import jobs
 import pytest
+from planned_job import MODEL, SMALL, work
 from workers import run_msrun
 
 from mindrlhf.backend.cpu import CPU
@@ -15,8 +16,6 @@ from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
-from mindrlhf.flags import TrainFlags
 from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Stage, score_bytes, update_bytes, update_tables
 from mindrlhf.memory.estimate import Lengths, Work
@@ -26,31 +25,8 @@ from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
 from mindrlhf.phases import PHASES
-from mindrlhf.trainer.check import read_roles
 from mindrlhf.training.batch import MicroBatch
 from mindrlhf.units import FLOAT32, GIB
-
-MODEL = ModelConfig(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=64,
-    num_layers=4,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=4,
-    tie_word_embeddings=False,
-)
-SMALL = ("data.prompts_per_step=16", "rollout.num_generations=4", "rollout.max_new_tokens=16")
-
-
-def work(train=None, infer=None, settings=(), model=MODEL, lengths=None) -> Work:
-    """A job on the CPU with these parallel settings."""
-    yamls = []
-    for name, given in (("train", train or {}), ("infer", infer or {})):
-        parallel = ParallelSettings(**{"micro_batch_num": given.get("pipeline_stage", 1), **given})
-        yamls.append(ModelYaml(path=name, model=ModelSettings(), parallel=parallel, context={"device_target": "CPU"}))
-    config = load_grpo_config(None, [*SMALL, *settings])
-    return Work.of(config, read_roles(TrainFlags(), config, model), *yamls, lengths or Lengths(20))
 
 
 def role_sums(job: Work) -> dict[str, int]:

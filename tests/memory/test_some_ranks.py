@@ -4,44 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planned_job import MODEL, work
 
 from mindrlhf.commands.memory_plan import plan_figures, rank_table
-from mindrlhf.configs.loading import load_grpo_config
-from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
 from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
-from mindrlhf.flags import TrainFlags
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.estimate import Work
 from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.parameters import parameter_count, parameter_table
 from mindrlhf.parallel.mesh import Mesh
 from mindrlhf.reshard.plan import plan as reshard_plan
-from mindrlhf.trainer.check import read_roles
 from mindrlhf.units import FLOAT32, GIB
-
-MODEL = ModelConfig(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=64,
-    num_layers=4,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=4,
-    tie_word_embeddings=False,
-)
-
-
-def work(train: dict[str, int], infer: dict[str, int]) -> Work:
-    """A job on the CPU with these parallel settings."""
-    train_yaml, infer_yaml = (
-        ModelYaml(
-            path=name, model=ModelSettings(), parallel=ParallelSettings(**given), context={"device_target": "CPU"}
-        )
-        for name, given in (("train", train), ("infer", infer))
-    )
-    sizes = ("data.prompts_per_step=16", "rollout.num_generations=4", "rollout.max_new_tokens=16")
-    config = load_grpo_config(None, sizes)
-    return Work.of(config, read_roles(TrainFlags(), config, MODEL), train_yaml, infer_yaml, Lengths(20))
 
 
 def test_models_that_score_are_whole_on_the_first_rank_of_each_replica():
