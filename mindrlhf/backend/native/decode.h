@@ -118,7 +118,7 @@ struct DecodeLayer {
         attention_maps(maps_of<Number>(attention, hidden)),
         feed_forward_maps(maps_of<Number>(feed_forward, hidden)),
         sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward_inner(feed_forward),
-              std::max(inner_memory(attention_maps), inner_memory(feed_forward_maps))} {}
+              std::max(inner_memory(attention_maps), feed_forward_memory(feed_forward, feed_forward_maps))} {}
 
   int64_t words() const { return attention_maps.words() + feed_forward_maps.words(); }
 

@@ -256,30 +256,14 @@ void decode_experts(const FeedForwardWeights<Input> &w, const LinearMaps<Number>
   all.add(tiles, choice.count, y);
 }
 
-// Computes the half for one row of each slot. Inputs: x [B, hidden], numbers, the weights. Output: y [B, hidden].
 template <typename Number>
 int decode_experts_half_of(void **params, int *ndims, int64_t **shapes) {
-  struct Inputs {
-    Input x;
-    const DecodeExpertNumbers *numbers;
+  auto half = [](const DecodeExpertNumbers &numbers, const auto &weights, const auto &maps, const auto &sizes,
+                 const auto &...rest) {
+    const ExpertChoice choice{numbers.chosen, numbers.normalises != 0};
+    decode_experts<Number>(weights, maps, sizes, numbers.epsilon, choice, rest...);
   };
-  struct Outputs {
-    Output y;
-  };
-  Arguments arguments(params, ndims, shapes);
-  const auto p = arguments.next<Inputs>();
-  const auto given = arguments.next<FeedForwardWeights, Input>(p.numbers->weights);
-  const auto out = arguments.next<Outputs>();
-  auto maps = maps_of<Number>(given, shapes[0][1]);
-  const WordMemory words(maps.words());
-  maps.pack(words.data());
-  const DecodeSizes sizes{shapes[0][1], 0, 0, feed_forward_inner(given), 0};
-  const ExpertChoice choice{p.numbers->chosen, p.numbers->normalises != 0};
-  auto run = [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
-    decode_experts<Number>(given.arrays, maps, sizes, p.numbers->epsilon, choice, tiles, x, y, memory);
-  };
-  in_tiles<Number>(p.x, shapes[0][0], sizes, p.numbers->residual, out.y, run);
-  return 0;
+  return decode_feed_forward_with<Number, DecodeExpertNumbers>(params, ndims, shapes, half);
 }
 
 }  // namespace

@@ -158,12 +158,19 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
-// Computes the half for one row of each slot. Inputs: x [B, hidden], numbers, the weights. Output: y [B, hidden].
+// Returns the floats of memory per column for the adapters of a feed-forward half; experts have memory of their own.
 template <typename Number>
-int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
+int64_t feed_forward_memory(const Given<FeedForwardWeights, Input> &given, const LinearMaps<Number> &maps) {
+  return given.arrays.router ? 0 : inner_memory(maps);
+}
+
+// Computes a feed-forward half for one row of each slot. Inputs: x [B, hidden], numbers, the weights. Output: y
+// [B, hidden]. half(numbers, weights, maps, sizes, tiles, x, y, memory) computes it for tiles.
+template <typename Number, typename Numbers, typename Half>
+int decode_feed_forward_with(void **params, int *ndims, int64_t **shapes, Half half) {
   struct Inputs {
     Input x;
-    const HalfNumbers *numbers;
+    const Numbers *numbers;
   };
   struct Outputs {
     Output y;
@@ -175,12 +182,20 @@ int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   auto maps = maps_of<Number>(given, shapes[0][1]);
   const WordMemory words(maps.words());
   maps.pack(words.data());
-  const DecodeSizes sizes{shapes[0][1], 0, 0, feed_forward_inner(given), inner_memory(maps)};
+  const DecodeSizes sizes{shapes[0][1], 0, 0, feed_forward_inner(given), feed_forward_memory(given, maps)};
   auto run = [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
-    decode_feed_forward<Number>(given.arrays, maps, sizes, p.numbers->epsilon, tiles, x, y, memory);
+    half(*p.numbers, given.arrays, maps, sizes, tiles, x, y, memory);
   };
   in_tiles<Number>(p.x, shapes[0][0], sizes, p.numbers->residual, out.y, run);
   return 0;
+}
+
+template <typename Number>
+int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
+  auto half = [](const HalfNumbers &numbers, const auto &weights, const auto &maps, const auto &sizes, const auto &...rest) {
+    decode_feed_forward<Number>(weights, maps, sizes, numbers.epsilon, rest...);
+  };
+  return decode_feed_forward_with<Number, HalfNumbers>(params, ndims, shapes, half);
 }
 
 // Computes logits. Inputs: x [B, in], weight [out, in] or packed. Output: logits [B, out].
