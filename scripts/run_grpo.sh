@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Starts GRPO under msrun: 8 workers with the layouts of the 7B YAMLs, or what the variables and flags say.
 #
-#   bash scripts/run_grpo.sh [FLAGS of grpo_one_stage.py] [key=value...]
+#   bash scripts/run_grpo.sh [--dry-run] [FLAGS of grpo_one_stage.py] [key=value...]
 #
+# --dry-run prints the command and starts nothing.
 # Needed are the model and the prompts: --load_sft_checkpoint_infer DIR --mind_dataset_dir FILE. Any flag that is given
 # goes before the one below. Variables, with msrun's meaning: WORKER_NUM (8), LOCAL_WORKER_NUM (as WORKER_NUM),
 # MASTER_ADDR (127.0.0.1), MASTER_PORT (9190), NODE_RANK (0), LOG_DIR (qwen2_5_one_log), JOIN (True).
@@ -19,13 +20,18 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 models=$root/model_configs/qwen_grpo
 workers=${WORKER_NUM:-8}
 
-if ! command -v msrun >/dev/null; then
+start=(exec)
+if [[ ${1:-} == --dry-run ]]; then
+    start=(printf '%q ')
+    trap echo EXIT # ends the line
+    shift
+elif ! command -v msrun >/dev/null; then
     bash "$root/scripts/setup.sh"
     export PATH="$root/.venv/bin:$PATH"
 fi
 export GLOG_v="${GLOG_v:-3}" # 3: errors only
 
-exec msrun --worker_num="$workers" --local_worker_num="${LOCAL_WORKER_NUM:-$workers}" \
+"${start[@]}" msrun --worker_num="$workers" --local_worker_num="${LOCAL_WORKER_NUM:-$workers}" \
     --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${MASTER_PORT:-9190}" --node_rank="${NODE_RANK:-0}" \
     --join="${JOIN:-True}" --log_dir="${LOG_DIR:-qwen2_5_one_log}" \
     "$root/examples/qwen_grpo_tutorial/grpo_one_stage.py" \

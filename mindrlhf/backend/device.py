@@ -21,6 +21,20 @@ class DeviceOptions(Protocol):
 
 
 @dataclass(frozen=True)
+class Chip:
+    """Figures of a device with memory of its own.
+
+    gib: memory, GiB. flops: highest rate of matrix products in bfloat16, or in float16 without bfloat16, FLOP/s.
+    memory_rate: of its memory, bytes/s. link_rate: to another chip of its host, in one direction, bytes/s.
+    """
+
+    gib: float
+    flops: float
+    memory_rate: float
+    link_rate: float
+
+
+@dataclass(frozen=True)
 class AttentionLimits:
     """Limits of a device's attention operators.
 
@@ -44,8 +58,8 @@ class Device:
     activation_dtype: dtype of the arrays between operators; None is that of products.
     recomputes: a backward pass of one stage can compute layers again. ceiling_size: rows and columns of a matrix
     product at full speed. context_keys: keys of a model YAML's `context` that have an effect. default_dtypes: role of a
-    model YAML -> keys of `model_config` without a file. chips: name -> GiB, of devices with memory of their own.
-    default_chip: the chip that is assumed.
+    model YAML -> keys of `model_config` without a file. chips: figures by name, of devices with memory of their own.
+    default_chip: the chip that is assumed. fragmentation: share of what is held that its pool loses, assumed.
     """
 
     name: str
@@ -59,8 +73,9 @@ class Device:
     attention: AttentionLimits = AttentionLimits()
     context_keys: tuple[str, ...] = ()
     default_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    chips: Mapping[str, float] = field(default_factory=dict)
+    chips: Mapping[str, Chip] = field(default_factory=dict)
     default_chip: str = ""
+    fragmentation: float = 0.0
 
     def activations(self, dtype: str) -> str:
         """Return the dtype of activations for products of `dtype`."""
@@ -98,6 +113,10 @@ class Device:
             raise UserError(
                 f"rollout.weights is {weights}, which takes the CPU's fused operators ({problem}); set train."
             )
+
+    def communicator_bytes(self) -> int:
+        """Return the bytes that a group of ranks takes on each device."""
+        return 0
 
     def product_dtype(self, dtype: str) -> str:
         """Choose the dtype of matrix products; `auto` is bfloat16 if that is fast.

@@ -52,10 +52,11 @@ class ModelOperators(Protocol):
         It maps x [B, hidden] -> [B, hidden].
         """
 
-    def decode_experts_half(self, x, weights, numbers):
+    def decode_experts_half(self, x, weights, numbers, kept):
         """Run the feed-forward half with experts for one new position of each slot.
 
-        It maps x [B, hidden] -> [B, hidden].
+        It maps x [B, hidden] -> [B, hidden]. kept: places in the cache int32[B], and the cache of the routing int32[B,
+        layers, S, chosen], to which the experts are written if they are recorded.
         """
 
     def decode_logits(self, x, head):
@@ -64,7 +65,7 @@ class ModelOperators(Protocol):
         The head may be packed.
         """
 
-    def decode_tokens(self, slots, uniform, rules, stop_ids, table, angles, norm, head, layers, given, numbers):
+    def decode_tokens(self, slots, uniform, rules, stop_ids, table, angles, norm, head, kept, layers, given, numbers):
         """Draw up to n tokens of each slot.
 
         The tokens are the same that `models.decoder.Decoder` and `rollout.sampling.Sampler` draw one by one; a slot
@@ -80,6 +81,7 @@ class ModelOperators(Protocol):
         uniform: [B, n]; rules: float32[r, B], the inverse temperature (0: greedy) first; stop_ids: int32[s], -1 for
             none; table: embeddings [V, hidden].
         angles: tables of cos and sin [positions, D]; norm: the final norm's weight; head: [V, hidden].
+        kept: the cache of the routing int32[B, layers with experts, S, chosen], if it is recorded.
         layers: one flat tuple of each layer's attention weights, caches and feed-forward weights.
         given: for each half the bits of its weights. numbers: pairs of name and value.
 

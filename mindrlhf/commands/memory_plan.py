@@ -18,6 +18,7 @@ from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.tokenizer import open_tokenizer
 from mindrlhf.commands import train
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.placement import planned_workers
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
@@ -25,8 +26,9 @@ from mindrlhf.files.text import aligned, folded
 from mindrlhf.flags import TrainFlags
 from mindrlhf.job import NO_OBJECTS, Objects
 from mindrlhf.memory.batch_table import batch_table
+from mindrlhf.memory.chip_time import SHARES, chip_seconds
 from mindrlhf.memory.estimate import Lengths, Work
-from mindrlhf.memory.limit import CHIPS, memory_limit
+from mindrlhf.memory.limit import CHIPS, find_chip, memory_limit
 from mindrlhf.memory.remedies import remedies
 from mindrlhf.memory.step_time import forecast, run_rates, time_line
 from mindrlhf.metrics.console import short_number
@@ -45,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_arguments(parser)
     longest = "the longest prompt; default: the dataset's, or what seq_length leaves for it"
     parser.add_argument("--prompt_tokens", type=int, help=longest)
-    chip = f"Ascend chip whose memory is the limit, one of {', '.join(CHIPS)} (default: {ASCEND.default_chip})"
+    chip = f"Ascend chip whose figures hold, one of {', '.join(CHIPS)} (default: {ASCEND.default_chip}); "
+    chip += f"or --device {ASCEND.name}:NAME"
     parser.add_argument("--chip", metavar="NAME", help=chip)
     parser.add_argument("--json", action="store_true", help="everything as one JSON object instead of tables")
     parser.add_argument("--every_transfer", action="store_true", help="also list each transfer of the online reshard")
@@ -53,11 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; returns 1 if the job will not fit, else 0."""
+    if ":" in (args.device_target or ""):
+        args.device_target, _, args.chip = args.device_target.partition(":")
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # translations are printed while settings are read
         work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
-    limit, reason = memory_limit(work.train, len(work.ranks), args.chip)
+    limit, reason = memory_limit(work.train, len(work.ranks), args.chip, work.communicator_bytes)
     moved = plan(*work.layouts)
-    figures = plan_figures(work, moved, limit) | plan_times(work, steps)
+    figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved, args.chip)
     if args.json:
         print(json.dumps(figures, indent=1))
     else:
@@ -70,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
 def describe_plan(flags: TrainFlags, objects: Objects) -> str:
     """Describe a job as the command does; UserError as `train`."""
     work, source, steps = read_work(flags, objects)
-    limit, reason = memory_limit(work.train, len(work.ranks))
-    figures = plan_figures(work, plan(*work.layouts), limit) | plan_times(work, steps)
+    limit, reason = memory_limit(work.train, len(work.ranks), outside=work.communicator_bytes)
+    moved = plan(*work.layouts)
+    figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved)
     return plan_text(work, figures, source, reason)
 
 
@@ -105,14 +111,21 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     }
 
 
-def plan_times(work: Work, steps: int | None) -> dict[str, Any]:
+def plan_times(work: Work, steps: int | None, moved: Plan, chip: str | None = None) -> dict[str, Any]:
     """Forecast a step's seconds by phase, and describe them.
 
-    The seconds are None for a short run, and for another device. All of the job's processes are assumed to share this
-    machine.
+    The seconds are None for a short run. A device with memory of its own has the figures of a chip; otherwise all of
+    the job's processes are assumed to share this machine.
     """
     target = work.train.context.device_target
     processes = len(work.ranks)
+    device = work.train.context.device
+    if not device.in_host_memory:
+        name = chip or device.default_chip
+        seconds = chip_seconds(work, find_chip(name), max(moved.received.values(), default=0))
+        products, memory, links = (f"{share:.0%}" for share in SHARES)
+        shares = f"{products} of a {name}'s rate of products, {memory} of its memory's, {links} of its links'"
+        return {"step_seconds": seconds, "time": time_line(work, steps, seconds), "assumed": shares}
     if target != default_device() or under_msrun():
         return {"step_seconds": None, "time": f"measured when the job begins, on {target}"}
     with launch(target, worker_count=1, layout_source="mindrlhf plan"):
@@ -132,17 +145,15 @@ def read_work(
     flags, config, *yamls = read_settings(flags)
     flags = local_models(flags, weights=False)
     checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
-    workers, others = (yaml.parallel.workers for yaml in yamls)
-    if workers != others:
-        found = f"{yamls[1].path}: parallel_config is of {others} workers, and that of {yamls[0].path} of {workers}"
-        raise UserError(f"{found}; both run on the same workers, so give equal products.")
-    model = read_model(flags, config, *yamls, workers)
+    model = read_model(flags, config, *yamls, planned_workers(*yamls))
     if not flags.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1}), objects.functions):
             pass  # opening it checks that the functions exist and take their arguments
     tokenizer = open_tokenizer(flags, checkpoint) if flags.tokenizer_path or flags.vocab_path or checkpoint else None
     reading = tokenizer, config, objects.datasets
-    rows = read_problems(flags.mind_dataset_dir, *reading, split="train") if flags.mind_dataset_dir else []
+    vision = model.vision
+    named = flags.mind_dataset_dir
+    rows = read_problems(named, *reading, split="train", vision=vision) if named else []
     if prompt_tokens is not None:
         prompt = prompt_tokens
         source = "--prompt_tokens"
@@ -158,7 +169,7 @@ def read_work(
         raise UserError(f"{found}; lower it, or raise seq_length.")
     for yaml in yamls:
         check_lengths(config, yaml, model, prompt)
-    problems = read_problems(config.data.val_dataset, *reading) if config.data.val_dataset else []
+    problems = read_problems(config.data.val_dataset, *reading, vision=vision) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
     steps = total_steps(config, len(rows)) if rows or config.trainer.total_steps else None
     lengths = Lengths(prompt, len(problems), _longest(problems))
@@ -178,23 +189,32 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
     response = figures["response_tokens"]
     flops = figures["flops"]
     operations = ", ".join(f"{PHASES[phase].label} {short_number(value)}" for phase, value in flops.items())
-    fullest = max(figures["ranks"], key=lambda rank: rank["peak"])
+    fullest = max(figures["ranks"], key=_peak)
+    sides = (work.trains, work.infers) if work.infer.first_rank else (work.ranks,)
+    tables = [memory_table(max((f for f in figures["ranks"] if f["rank"] in side), key=_peak)) for side in sides]
     model = work.model
     return "\n".join(
         (
             f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.ranks)} x "
-            f"{work.train.context.device_target}: trains {axes(work.train)}, generates {axes(work.infer)}",
+            f"{work.train.context.device_target}: trains {axes(work.train)}, generates {axes(work.infer)}"
+            + (" on ranks of their own" if work.infer.first_rank else ""),
             f"prompts of at most {work.lengths.prompt:,} tokens ({printable(source)}), responses of at most "
             f"{work.config.rollout.max_new_tokens:,}\n",
             rank_table(work, figures) + "\n",
-            memory_table(fullest) + "\n",
+            *(table + "\n" for table in tables),
             folded(batch_table(work), 4),
             f"tokens           {prompt + response:,} at most: {prompt:,} of prompts, {response:,} of responses",
             f"operations       {short_number(sum(flops.values()))} FLOP at most: {operations}",
-            f"time             {figures['time']}\n",
+            f"time             {figures['time']}",
+            *([f"                 assumed: {figures['assumed']}"] if "assumed" in figures else []),
+            "",
             *verdict(figures, fullest, limit),
         )
     )
+
+
+def _peak(figure: dict[str, Any]) -> int:
+    return figure["peak"]
 
 
 def rank_table(work: Work, figures: dict[str, Any]) -> str:
@@ -224,6 +244,7 @@ def memory_table(figure: dict[str, Any]) -> str:
     if figure["process"]:
         rows.append(["pool, which stays", *[max(pools.values())] * (len(phases) + 1)])
         rows.append(["process, graphs", *[figure["process"]] * (len(phases) + 1)])
+    rows += [[name, nbytes, *[nbytes] * len(phases)] for name, nbytes in figure["extra"].items()]
     rows.append(["in all", figure["peak"], *figure["totals"].values()])
     titles = [f"rank {figure['rank']}, GiB", "size", *(PHASES[phase].label for phase in phases)]
     return aligned([titles, *([name, *map(gib, cells)] for name, *cells in rows)])
@@ -243,7 +264,8 @@ def verdict(figures: dict[str, Any], fullest: dict[str, Any], reason: str) -> It
 
 def axes(yaml: ModelYaml) -> str:
     parallel = yaml.parallel
-    return f"dp {parallel.data_parallel} x tp {parallel.model_parallel} x pp {parallel.pipeline_stage}"
+    experts = f" (ep {parallel.expert_parallel})" if parallel.expert_parallel > 1 else ""
+    return f"dp {parallel.data_parallel}{experts} x tp {parallel.model_parallel} x pp {parallel.pipeline_stage}"
 
 
 def gib(nbytes: int | None) -> str:

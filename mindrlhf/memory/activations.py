@@ -12,6 +12,7 @@ from mindrlhf.models.chunks import chunk_count
 from mindrlhf.training.batch import MicroBatch
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}  # on CPU all activations are float32
+INT32 = 4
 COMPOSED = 3  # compositions keep this many times the numbers of fused operators
 TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a broadcast result
 
@@ -19,7 +20,7 @@ TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a bro
 class Engine(NamedTuple):
     """Prompts prefilled at once, their padded tokens, slots and positions of the cache.
 
-    packed: the cache holds bfloat16 numbers.
+    packed: the cache holds bfloat16 numbers. routing: experts of a token over all layers, if they are recorded.
     """
 
     prompts: int
@@ -27,17 +28,19 @@ class Engine(NamedTuple):
     slots: int
     positions: int
     packed: bool = False
+    routing: int = 0
 
 
 @dataclass(frozen=True)
 class Stage:
     """A rank's part of a model, as its graphs see it.
 
-    tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: it has the head. sequence: rows outside of the
-    parallel regions are split. itemsize: bytes of an activation's number. fused: graphs have the kernels of
-    `backend.native`. recompute: halves are recomputed from their inputs. drops: adapters apply dropout to their inputs.
-    rounds: fused operators round the factors of products into separate memory. query, key, inner, vocabulary: this
-    rank's widths of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
+    tp: tensor-parallel ranks. ep: ranks over which experts are spread. layers: of this pipeline stage. is_last: it has
+    the head. sequence: rows outside of the parallel regions are split. itemsize: bytes of an activation's number.
+    fused: graphs have the kernels of `backend.native`. recompute: halves are recomputed from their inputs. drops:
+    adapters apply dropout to their inputs. rounds: fused operators round the factors of products into separate memory.
+    query, key, inner, vocabulary: this rank's widths of query heads, of key or value heads, of a feed-forward half, and
+    of the head (0 for a critic).
     """
 
     model: ModelConfig
@@ -50,6 +53,7 @@ class Stage:
     recompute: bool = False
     drops: bool = False
     rounds: bool = False
+    ep: int = 1
 
     @property
     def query(self) -> int:
@@ -62,12 +66,17 @@ class Stage:
     @property
     def inner(self) -> int:
         model = self.model
-        experts = {"moe_intermediate_size": model.num_experts_per_tok}  # a row of each for a token
+        experts = {"moe_intermediate_size": model.num_experts_per_tok * self.ep}  # a row of each for a token
         return max(experts.get(name, 1) * size for name, size in model.inner_widths.items()) // self.tp
 
     @property
     def vocabulary(self) -> int:
         return 0 if self.model.value_head else self.model.vocab_size // self.tp
+
+    def exchanged(self, rows: int) -> int:
+        """Count the numbers of all ranks' rows, and of what experts make of them."""
+        spread = self.ep > 1 and self.model.expert_layers
+        return 2 * self.ep * rows * self.model.hidden_size if spread else 0
 
     def outside(self, rows: int) -> int:
         """Count the numbers of [rows, hidden] outside of the parallel regions."""
@@ -95,7 +104,7 @@ class Stage:
 
     def kept(self, rows: int, near: int) -> int:
         """Count the numbers that a layer keeps; its attention half outputs only `near` rows."""
-        inputs = self.inside(rows) + self.inside(near)
+        inputs = self.inside(rows) + self.inside(near) + self.exchanged(near)
         projections = 2 * (rows * self.key + near * (self.query + self.inner))
         if self.recompute:
             return inputs
@@ -109,7 +118,8 @@ class Stage:
 
     def alive(self, rows: int, positions: int) -> int:
         """Count the most numbers that half a layer has during a forward pass."""
-        numbers = 2 * self.inside(rows) + rows * max(2 * self.inner, 2 * self.query + 3 * self.key)
+        widest = max(2 * self.inner, 2 * self.query + 3 * self.key)
+        numbers = 2 * self.inside(rows) + self.exchanged(rows) + rows * widest
         return numbers if self.fused else numbers * 3 // 2 + 3 * self.probabilities(rows, positions)
 
     def rounded_bytes(self, rows: int) -> int:
@@ -174,9 +184,10 @@ def score_bytes(stage: Stage, micro: MicroBatch) -> int:
 
 
 def cache_bytes(stage: Stage, engine: Engine) -> int:
-    """Compute bytes of an engine's key-value cache."""
+    """Compute bytes of an engine's key-value cache, and of its cache of the routing."""
     itemsize = ITEMSIZE["bfloat16"] if engine.packed else stage.itemsize
-    return 2 * stage.layers * engine.slots * stage.key * engine.positions * itemsize
+    position = 2 * stage.layers * stage.key * itemsize + engine.routing * INT32
+    return engine.slots * engine.positions * position
 
 
 def generate_bytes(stage: Stage, engine: Engine) -> int:

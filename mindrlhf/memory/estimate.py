@@ -18,14 +18,16 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
-from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
+from mindrlhf.memory.device_extra import device_extra, rank_groups
+from mindrlhf.memory.part_bytes import numbers_bytes, optimizer_bytes
+from mindrlhf.memory.residency import moving_roles
 from mindrlhf.memory.reward_models import scoring_batches, scoring_yaml, verdict_engine
 from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, RoleModel, role_of
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
-from mindrlhf.parallel.buckets import buckets
+from mindrlhf.models.routing import RoutingForm
 from mindrlhf.parallel.layout import Layout
-from mindrlhf.parallel.partition import Partition
+from mindrlhf.parallel.partition import Group, Partition
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike
 from mindrlhf.units import FLOAT32, MIB
@@ -59,7 +61,7 @@ class RankPlan:
     """Memory of one rank in bytes.
 
     roles: role -> bytes. phases: phase -> role -> bytes in memory; for a role in parts, its largest part. activations:
-    phase -> peak bytes. process: everything else on CPU; 0 on a device. totals: phase -> total bytes.
+    phase -> peak bytes. process: everything else on CPU. extra: the same on a device, by names. totals: phase -> bytes.
     """
 
     rank: int
@@ -67,6 +69,7 @@ class RankPlan:
     phases: Mapping[str, Mapping[str, int]]
     activations: Mapping[str, int]
     process: int
+    extra: Mapping[str, int]
     totals: Mapping[str, int]
     peak: int
     peak_phase: str
@@ -182,6 +185,15 @@ class Work:
         """List the computations of a rank."""
         return [one for one in self.passes if rank in self.models[one.model]]
 
+    def groups(self, rank: int) -> set[Group]:
+        """List the groups of several ranks that a rank is in."""
+        return rank_groups(self.ranks, (self.trains, self.infers), rank)
+
+    @property
+    def communicator_bytes(self) -> int:
+        """Most bytes that groups of ranks take in one of them, on a device."""
+        return self.train.context.device.communicator_bytes() * max(len(self.groups(rank)) for rank in self.ranks)
+
     def rank_plans(self) -> list[RankPlan]:
         return [self.rank_plan(rank) for rank in self.ranks]
 
@@ -208,9 +220,11 @@ class Work:
         totals = {
             phase: sum(roles.values()) + (stays if process else pools.get(phase, 0)) for phase, roles in held.items()
         }
+        extra = device_extra(device, self.groups(rank), max(totals.values()))
+        totals = {phase: total + sum(extra.values()) for phase, total in totals.items()}
         peak = max(totals, key=lambda phase: (totals[phase], pools.get(phase, 0)))
         roles = {role: sum(sizes) for role, sizes in parts.items()}
-        return RankPlan(rank, roles, held, pools, process, totals, totals[peak], peak)
+        return RankPlan(rank, roles, held, pools, process, extra, totals, totals[peak], peak)
 
     def engines(self, phase: str, name: str = GENERATOR.name) -> list[Engine]:
         """List the engines in which a model generates on one rank.
@@ -237,9 +251,10 @@ class Work:
         prefix = padded_prefix(prompt, bucket)
         positions = cache_positions(prompt, sampling.max_new_tokens, bucket)
         pairs = zip(responses, samples, strict=True)
-        limit = config.rollout.max_slots
-        slots = [(slot_count(limit, count), each) for count, each in pairs if count]
-        return [Engine(pool_size(count, each), prefix, count, positions, packed) for count, each in slots]
+        slots = [(slot_count(config.rollout.max_slots, count), each) for count, each in pairs if count]
+        records = phase == "gen" and config.rollout.records_routing
+        routing = RoutingForm.of(self.roles[name].model).width if records else 0
+        return [Engine(pool_size(count, each), prefix, count, positions, packed, routing) for count, each in slots]
 
     def verdict_engines(self, name: str) -> list[Engine]:
         """List the engine of a judge that writes its verdicts; none of another model."""
@@ -283,6 +298,7 @@ class Work:
         return Stage(
             model=part.model,
             tp=part.mesh.tp,
+            ep=part.mesh.ep,
             layers=len(part.layers),
             is_last=part.coordinates.pp == part.mesh.pp - 1,
             sequence=part.sequence,
@@ -303,10 +319,10 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
     for name, part in ((name, ranks[rank]) for name, ranks in work.models.items() if rank in ranks):
         role = role_of(name)
         if role.training:
-            apart[name], moments = _optimizer(part, work.config.memory.swap)
-            updates |= {role.training.gradients: [_bytes(part, part.trained)], role.training.moments: moments}
+            apart[name], moments = optimizer_bytes(part, work.config.memory.swap)
+            updates |= {role.training.gradients: [numbers_bytes(part, part.trained)], role.training.moments: moments}
         if role not in (POLICY, GENERATOR):
-            numbers = _bytes(part, work.roles[name].own(part.specs)) + apart[name]
+            numbers = numbers_bytes(part, work.roles[name].own(part.specs)) + apart[name]
             cache = _cache_bytes(work, name, rank, work.verdict_engines(name))
             weights.setdefault(role.weights[0], []).append(numbers + cache)
     policy = _policy(work.trains.get(rank), infer, apart[POLICY.name], _packed_bytes(work, infer))
@@ -347,27 +363,14 @@ def _policy(
     kept_apart = {True: apart, False: 0}
     for trains, (shared, training, generating) in POLICY_GROUPS.items():
         mine, theirs = (_rows(part, trains) for part in (train, infer))
-        both = _bytes(train, [spec for spec in theirs if train and train.slices(spec) == infer.slices(spec)])
-        roles |= {shared: [both], training: [_bytes(train, mine) - both + kept_apart[trains]]}
-        roles |= {generating: [_bytes(infer, theirs) - both + packed[trains]]}
+        both = numbers_bytes(train, [spec for spec in theirs if train and train.slices(spec) == infer.slices(spec)])
+        roles |= {shared: [both], training: [numbers_bytes(train, mine) - both + kept_apart[trains]]}
+        roles |= {generating: [numbers_bytes(infer, theirs) - both + packed[trains]]}
     return roles
 
 
 def _rows(part: Partition | None, trains: bool) -> list[ParameterSpec]:
     return [spec for spec in part.specs if spec.trains == trains] if part else []
-
-
-def _bytes(part: Partition, specs: Iterable[ParameterSpec]) -> int:
-    return sum(prod(part.shape(spec)) for spec in specs) * FLOAT32
-
-
-def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
-    """Compute bytes of separately updated rows, and of each block of moments."""
-    sizes = [prod(part.shape(spec)) for spec in part.trained]
-    updated = [prod(part.optimizer_layout.shape(part.rank, spec.name)) for spec in part.trained]
-    apart = sum(own for own, size in zip(updated, sizes, strict=True) if own < size)
-    blocks = buckets(sizes, BLOCK_NUMBERS if in_blocks else sum(sizes))
-    return apart * FLOAT32, [2 * FLOAT32 * sum(updated[index] for index in block) for block in blocks]
 
 
 def pool_bytes(work: Work, rank: int) -> dict[str, int]:

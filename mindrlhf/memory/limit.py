@@ -8,12 +8,13 @@ from pathlib import Path
 import psutil
 
 from mindrlhf.algorithms.methods import unknown_name
+from mindrlhf.backend.device import Chip
 from mindrlhf.backend.devices import DEVICES
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.units import GIB, MIB
 
 SYSTEM = 3400 * MIB  # in use on an idle chip by the system, as npu-smi shows it
-CHIPS = {chip: gib for device in DEVICES.values() for chip, gib in device.chips.items()}
+CHIPS = {name: chip for device in DEVICES.values() for name, chip in device.chips.items()}
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 # Controller's folder -> files of the limit and of the use, and the file cache's name in memory.stat.
@@ -23,18 +24,18 @@ VERSIONS = {
 }
 
 
-def memory_limit(yaml: ModelYaml, processes: int, chip: str | None = None) -> tuple[int, str]:
+def memory_limit(yaml: ModelYaml, processes: int, chip: str | None = None, outside: int = 0) -> tuple[int, str]:
     """Find the bytes that one process may use, and their origin in words.
 
     processes: processes of the job; without memory of their own they share this machine. chip: one of CHIPS.
-    Raises UserError for an unknown chip.
+    outside: bytes of the plan that `context.max_device_memory` does not limit. Raises UserError for an unknown chip.
     """
     device = yaml.context.device
     if device.in_host_memory:
         free, where = free_memory()
         shared = f" for each of {processes} processes {where}" if processes > 1 else f" are free {where}"
         return free // processes, f"{free / processes / GIB:.1f} GiB{shared}"
-    usable = chip_memory(chip or device.default_chip)
+    usable = int(find_chip(chip or device.default_chip).gib * GIB) - SYSTEM
     named = f"of a {chip}" if chip else f"of a {device.default_chip} (`mindrlhf plan --chip` names another)"
     words = f"{usable / GIB:.1f} GiB are usable {named}"
     asked = yaml.context.max_device_memory
@@ -42,17 +43,20 @@ def memory_limit(yaml: ModelYaml, processes: int, chip: str | None = None) -> tu
         return usable, words
     most = int(float(asked.removesuffix("GB")) * GIB)  # MindSpore's GB is GiB
     shown = f"context.max_device_memory {asked} is {most / GIB:.1f} GiB"
+    if outside:
+        most += outside
+        shown += f", and {outside / GIB:.1f} GiB of {device.collectives} come on top"
     return (most, shown) if most <= usable else (usable, f"{words}; {shown}")
 
 
-def chip_memory(chip: str) -> int:
-    """Compute the usable bytes of an Ascend chip. Raises UserError for an unknown one."""
+def find_chip(chip: str) -> Chip:
+    """Find a chip's figures by its name. Raises UserError for an unknown one."""
     name = chip.lower().removeprefix("ascend").strip(" -_")
-    sizes = {known.lower(): size for known, size in CHIPS.items()}
-    size = sizes.get("910_93" if name.startswith("910_93") else name)
-    if size is None:
+    known = {each.lower(): figures for each, figures in CHIPS.items()}
+    found = known.get("910_93" if name.startswith("910_93") else name)
+    if found is None:
         raise unknown_name("chip", chip, CHIPS)
-    return int(size * GIB) - SYSTEM
+    return found
 
 
 def free_memory() -> tuple[int, str]:

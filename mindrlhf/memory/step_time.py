@@ -12,6 +12,7 @@ from mindrlhf.memory.activations import ITEMSIZE
 from mindrlhf.memory.estimate import Work
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.metrics.flops import forward_flops, phase_flops
+from mindrlhf.model_roles import ROLES
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.phases import PHASES
 from mindrlhf.shapes import round_responses
@@ -158,16 +159,34 @@ def forecast(work: Work, ranks: Sequence[Rates | None]) -> dict[str, float] | No
     return step_seconds(work, slowest)
 
 
+def side_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Add up the seconds of a `forecast` on the ranks of each layout."""
+    sides = {"train": 0.0, "infer": 0.0}
+    for phase, took in seconds.items():
+        sides[ROLES[PHASES[phase].role].layout] += took
+    return sides
+
+
+def length_of_step(work: Work, seconds: Mapping[str, float]) -> float:
+    """Compute a step's seconds from a `forecast`; split ranks overlap with a staleness."""
+    sides = side_seconds(seconds).values()
+    return max(sides) if work.infer.first_rank and work.config.trainer.staleness else sum(sides)
+
+
 def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None) -> str:
     """Describe the time of a step and of a run from a `forecast`."""
     if seconds is None:
         return f"short: the matrix products of all steps take less than {short_duration(SHORT_S)}"
-    step = sum(seconds.values())
+    step = length_of_step(work, seconds)
     named = ", ".join(
         f"{PHASES[phase].label} {short_duration(took)}" for phase, took in seconds.items() if took >= LEAST_SHARE * step
     )
     whole = "" if steps is None else f", {short_duration(steps * step)} for {steps:,} steps"
+    idle = ""
+    if work.infer.first_rank and step:
+        waits = {side: f"{100 * (1 - took / step):.0f}%" for side, took in side_seconds(seconds).items()}
+        idle = f"; ranks that train wait {waits['train']} of it, and ranks that generate {waits['infer']}"
     return (
-        f"about {short_duration(step)} a step ({named}){whole}, if every answer has "
+        f"about {short_duration(step)} a step ({named}){whole}{idle}, if every answer has "
         f"{work.config.rollout.max_new_tokens:,} tokens; compiling graphs comes on top"
     )

@@ -16,6 +16,7 @@ from mindrlhf.workers.system_calls import SET_SUBREAPER, prctl
 
 MARK = "MINDRLHF_WORKER"  # variable with a worker's mark
 PROCESSES = "/proc"
+KILL_TIMEOUT_S = 10.0  # the kernel may hold one longer, in a device for example
 LOOK_S = 0.01  # between looks at processes that have been killed
 
 
@@ -73,19 +74,23 @@ def end_all_children(most_s: float) -> None:
         time.sleep(LOOK_S)
 
 
-def end_marked(mark: str) -> None:
+def end_marked(mark: str, name: str = MARK) -> None:
     """Kill the processes with a mark in their environment, and their descendants.
 
-    They are stopped first, so that none of them begins another while it is looked for.
+    They are stopped first, so that none of them begins another while it is looked for. Their end is
+    waited for, up to `KILL_TIMEOUT_S`. name: variable of the mark.
     """
+    until = time.monotonic() + KILL_TIMEOUT_S
     stopped: set[int] = set()
-    while found := _marked(f"{MARK}={mark}".encode(), stopped) - stopped:
+    while found := _marked(f"{name}={mark}".encode(), stopped) - stopped:
         for number in found:
             with suppress(OSError):
                 os.kill(number, signal.SIGSTOP)
         stopped |= found
     for number in stopped:
         kill(number)
+    while any(map(_runs, stopped)) and time.monotonic() < until:
+        time.sleep(LOOK_S)
 
 
 def kill(number: int) -> None:
@@ -109,8 +114,22 @@ def _parents() -> Iterator[tuple[int, int]]:
     """Yield each process of this machine with its parent; none outside of Linux."""
     for name in os.listdir(PROCESSES) if os.path.isdir(PROCESSES) else ():
         if name.isdigit():
-            with suppress(OSError), open(f"{PROCESSES}/{name}/stat", "rb") as file:
-                yield int(name), int(file.read().rpartition(b")")[2].split()[1])
+            with suppress(OSError):
+                yield int(name), int(_state(int(name))[1])
+
+
+def _runs(number: int) -> bool:
+    """Whether a process is there and has not ended, whether or not its parent has waited for it."""
+    try:
+        return _state(number)[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _state(number: int) -> list[bytes]:
+    """Read a process's state, its parent, and what follows; OSError if it is not there."""
+    with open(f"{PROCESSES}/{number}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def _environment(number: int) -> list[bytes]:

@@ -11,12 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from mindrlhf.files.shipped import PACKAGE
-from mindrlhf.workers.descendants import MARK, end_marked
+from mindrlhf.workers.descendants import KILL_TIMEOUT_S, MARK, end_marked
 from mindrlhf.workers.peer import Loss, Peer
 
 START_TIMEOUT_S = 60.0  # for importing the functions' modules
 STOP_TIMEOUT_S = 1.0
-KILL_TIMEOUT_S = 10.0
 # The worker finds the modules of this process and, like a script, the modules of the working directory.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main()"
 
@@ -91,7 +90,7 @@ class WorkerProcess(Peer):
         """End the process, without what has left its group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # the kernel may hold it, in a device for example
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             pipe.close()

@@ -3,21 +3,14 @@
 import inspect
 
 import pytest
+from operator_list import LIST, listed
 
-from mindrlhf.backend.ascend_operators import AscendOperators
+from mindrlhf.backend.ascend_operators import AscendAttention, AscendOperators
 from mindrlhf.backend.native import names
 from mindrlhf.backend.native.operators import DECLARED, NativeOperators
 from mindrlhf.backend.operators import ComposedOperators, ModelOperators, Operators
 
 pytestmark = pytest.mark.fast
-
-
-def listed(protocol) -> set[str]:
-    """Names of a protocol's own operators."""
-    return {name for name, value in vars(protocol).items() if inspect.isroutine(value) and not name.startswith("_")}
-
-
-LIST = listed(ModelOperators) | listed(Operators)
 
 
 def test_the_list_is_not_empty():
@@ -31,7 +24,7 @@ def test_an_operator_says_what_it_computes(name):
 
 
 @pytest.mark.parametrize("name", sorted(LIST))
-@pytest.mark.parametrize("device", [ComposedOperators, AscendOperators, NativeOperators])
+@pytest.mark.parametrize("device", [ComposedOperators, AscendOperators, AscendAttention, NativeOperators])
 def test_a_device_takes_the_arguments_of_the_list(device, name):
     expected, found = (inspect.signature(getattr(one, name)).parameters for one in (Operators, device))
     assert [key for key in found if key != "self"] == [key for key in expected if key != "self"]

@@ -62,7 +62,39 @@ def test_time_is_forecast_with_rates_of_this_machine(planned):
         r"about \S+s a step \(gen \S+s, .*train \S+s\), \S+ for 1,000,000 steps, if every answer has 128 tokens; .+",
         long,
     )
-    assert planned("7b", "--prompt_tokens", "64")["time"] == "measured when the job begins, on Ascend"
+
+
+def test_time_on_a_chip_is_forecast_from_its_figures(planned):
+    """Half of the cores' rate and of the memory's take longer; the reshard is what a link carries."""
+    times = {chip: planned("7b", "--prompt_tokens", "512", "--chip", chip) for chip in ("910B2", "910B3", "910B4")}
+    assert re.fullmatch(
+        r"about \S+s a step \(gen \S+s, ref \S+s, train \S+s\), if every answer has 1,024 tokens; .+",
+        times["910B3"]["time"],
+    )
+    assert times["910B3"]["assumed"] == "40% of a 910B3's rate of products, 60% of its memory's, 50% of its links'"
+    seconds = {chip: figures["step_seconds"] for chip, figures in times.items()}
+    for phase, took in seconds["910B3"].items():
+        assert seconds["910B2"][phase] <= took < seconds["910B4"][phase]
+    received = max(times["910B3"]["reshard"]["receives"].values())
+    assert seconds["910B3"]["reshard"] == pytest.approx(received / (0.5 * 196e9))
+    work = times["910B3"]["flops"]["ref"] / 8 / (0.4 * 20 * 8192 * 1.8e9)
+    assert work < seconds["910B3"]["ref"] < 3 * work, "and sums over tensor-parallel ranks"
+
+
+def test_buffers_of_hccl_and_gaps_are_in_the_peak(planned, monkeypatch):
+    """All ranks, four tensor-parallel ones, two of a pipeline: three groups with two buffers of 200 MB each."""
+    ranks = planned("7b", "--prompt_tokens", "512")["ranks"]
+    for rank in ranks:
+        buffers, gaps = rank["extra"].values()
+        assert buffers == 3 * 2 * 200 * 2**20
+        held = {
+            phase: sum(roles.values()) + rank["activations"].get(phase, 0) for phase, roles in rank["phases"].items()
+        }
+        assert gaps == int(0.05 * max(held.values()))
+        assert rank["totals"] == {phase: nbytes + buffers + gaps for phase, nbytes in held.items()}
+    monkeypatch.setenv("HCCL_BUFFSIZE", "64")
+    smaller = planned("7b", "--prompt_tokens", "512")["ranks"]
+    assert ranks[0]["peak"] - smaller[0]["peak"] == 3 * 2 * 136 * 2**20
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -137,9 +169,9 @@ def test_what_will_not_fit_is_said_with_what_would(flags, capsys):
     assert "\nfits: rank 0 peaks at" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["7b", "32b"])
-def test_the_large_pairs_fit_their_devices_with_default_settings(planned, name):
-    figures = planned(name)
+@pytest.mark.parametrize(("name", "more"), [("7b", ()), ("32b", ("memory.swap=True",))])
+def test_the_large_pairs_fit_their_devices(planned, name, more):
+    figures = planned(name, *more)
     assert figures["fits"]
     assert max(rank["peak"] for rank in figures["ranks"]) <= figures["limit"] < 64 * 2**30
 
@@ -187,6 +219,20 @@ def test_mindspore_is_not_even_imported(flags):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+@pytest.mark.slow
+def test_each_pair_of_the_page_fits_with_the_settings_beside_it(root, capsys):
+    lines = (root / "docs" / "ascend.md").read_text().splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `finetune_")]
+    assert len(rows) == 18
+    for pair, _, _, _, settings in rows:
+        train, infer = re.findall(r"`(\w+)\.yaml`", pair)
+        words = re.findall(r"`([^`]+)`", settings)
+        if found := re.search(r"at most (\d+) tokens", settings):
+            words += ["--prompt_tokens", found[1]]
+        assert main(["plan", "--sft_path_train", train, "--sft_path_infer", infer, *words]) == 0, pair
+        capsys.readouterr()
+
+
 def test_unknown_rewards_are_refused(task, tmp_path, capsys):
     arguments = [*task.train(tmp_path), "reward.functions=[{name: gsmk8}]"]
     assert jobs.call(["plan", *arguments[1:]]) == 2
@@ -211,6 +257,12 @@ def test_the_limit_is_the_chips_where_the_yaml_names_none(tmp_path, flags, capsy
 @pytest.mark.parametrize(("chip", "code"), [("910B1", 0), ("Ascend910B4", 1), ("910A", 1), ("910_9392", 0)])
 def test_a_chip_is_named_on_the_command_line(flags, capsys, chip, code):
     assert main(["plan", *flags("7b", "--chip", chip)]) == code
+    assert ("WILL NOT FIT" in capsys.readouterr().out) == bool(code)
+
+
+@pytest.mark.parametrize(("chip", "code"), [("910B3", 0), ("910B4", 1)])
+def test_a_chip_is_named_with_the_device(flags, capsys, chip, code):
+    assert main(["plan", *flags("7b", "--device", f"Ascend:{chip}")]) == code
     assert ("WILL NOT FIT" in capsys.readouterr().out) == bool(code)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mindrlhf import cli
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
@@ -16,10 +17,39 @@ PAIRS = {
     ("finetune_qwen2_5_7b", "predict_qwen2_5_7b_instruct"): (8, 7_615_616_512),
     ("finetune_qwen2_5_32b", "predict_qwen2_5_32b_instruct"): (32, 32_763_876_352),
 }
-# The same of models with experts, which have no overlay for one CPU process.
-EXPERTS = {("finetune_qwen3_30b_a3b", "predict_qwen3_30b_a3b"): (16, 30_532_122_624)}
+# The same of models without an overlay for one CPU process.
+OTHERS = {
+    ("finetune_qwen2_5_1_5b", "predict_qwen2_5_1_5b_instruct"): (1, 1_543_714_304),
+    ("finetune_qwen2_5_3b", "predict_qwen2_5_3b_instruct"): (8, 3_085_938_688),
+    ("finetune_qwen2_5_14b", "predict_qwen2_5_14b_instruct"): (16, 14_770_033_664),
+    ("finetune_qwen3_0_6b", "predict_qwen3_0_6b"): (1, 596_049_920),
+    ("finetune_qwen3_1_7b", "predict_qwen3_1_7b"): (1, 1_720_574_976),
+    ("finetune_qwen3_4b", "predict_qwen3_4b"): (8, 4_022_468_096),
+    ("finetune_qwen3_8b", "predict_qwen3_8b"): (8, 8_190_735_360),
+    ("finetune_qwen3_14b", "predict_qwen3_14b"): (16, 14_768_307_200),
+    ("finetune_qwen3_32b", "predict_qwen3_32b"): (32, 32_762_123_264),
+    ("finetune_r1_distill_qwen_1_5b", "predict_r1_distill_qwen_1_5b"): (1, 1_777_088_000),
+    ("finetune_r1_distill_qwen_7b", "predict_r1_distill_qwen_7b"): (8, 7_615_616_512),
+    ("finetune_r1_distill_qwen_14b", "predict_r1_distill_qwen_14b"): (16, 14_770_033_664),
+    ("finetune_r1_distill_qwen_32b", "predict_r1_distill_qwen_32b"): (32, 32_763_876_352),
+    ("finetune_qwen3_30b_a3b", "predict_qwen3_30b_a3b"): (16, 30_532_122_624),
+    ("finetune_qwen3_30b_a3b_ep2", "predict_qwen3_30b_a3b_ep2"): (16, 30_532_122_624),
+    ("finetune_qwen3_235b_a22b", "predict_qwen3_235b_a22b"): (128, 235_093_634_560),
+}
+SMALL, SWAP = "train.max_tokens_per_micro_batch=4608", "memory.swap=True"
+# What a pair's plan needs to fit, as docs/ascend.md has it; the others fit with the default settings.
+FITS_WITH = {
+    "finetune_qwen2_5_0_5b": ("--prompt_tokens=256",),
+    "finetune_qwen3_0_6b": (SMALL,),
+    **dict.fromkeys(("finetune_qwen2_5_1_5b", "finetune_qwen3_1_7b", "finetune_r1_distill_qwen_1_5b"), (SMALL, SWAP)),
+    **dict.fromkeys(("finetune_qwen3_8b", "finetune_qwen3_32b", "finetune_qwen3_235b_a22b"), (SWAP,)),
+    **dict.fromkeys(("finetune_qwen3_30b_a3b", "finetune_qwen3_30b_a3b_ep2"), (SWAP,)),
+}
 LAYOUTS = {
+    "finetune_qwen3_235b_a22b": (1, 8, 16, 16),
+    "predict_qwen3_235b_a22b": (4, 32, 1, 1),
     "finetune_qwen3_30b_a3b": (1, 4, 4, 4),
+    "finetune_qwen3_30b_a3b_ep2": (2, 2, 4, 4),
     "predict_qwen3_30b_a3b": (4, 4, 1, 1),
     "finetune_qwen2_5_7b": (1, 4, 2, 4),
     "predict_qwen2_5_7b_instruct": (2, 4, 1, 1),
@@ -46,15 +76,15 @@ def parameters(model: ModelConfig) -> int:
 
 
 def test_nothing_else_is_shipped(root):
-    names = {name for pair in (*PAIRS, *EXPERTS, TINY, TINY_EXPERTS) for name in pair} | {
+    names = {name for pair in (*PAIRS, *OTHERS, TINY, TINY_EXPERTS) for name in pair} | {
         f"{name}_cpu" for pair in PAIRS for name in pair
     }
     assert {path.stem for path in (root / "model_configs" / "qwen_grpo").iterdir()} == names
 
 
-@pytest.mark.parametrize("pair", PAIRS | EXPERTS, ids=lambda pair: pair[0])
+@pytest.mark.parametrize("pair", PAIRS | OTHERS, ids=lambda pair: pair[0])
 def test_a_pair_describes_the_published_model_and_its_layout_passes(load, pair):
-    workers, count = (PAIRS | EXPERTS)[pair]
+    workers, count = (PAIRS | OTHERS)[pair]
     train, infer = (load(name) for name in pair)
     model = train.architecture()
     assert infer.architecture() == model
@@ -64,6 +94,14 @@ def test_a_pair_describes_the_published_model_and_its_layout_passes(load, pair):
         assert yaml.unused == ()
         assert yaml.context.device_target == "Ascend"
         assert yaml.model.compute_dtype == "bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS | OTHERS, ids=lambda pair: pair[0])
+def test_a_pair_passes_its_own_plan(pair, capsys):
+    words = FITS_WITH.get(pair[0], ())
+    assert cli.main(["plan", "--sft_path_train", pair[0], "--sft_path_infer", pair[1], *words]) == 0
+    assert "\nfits: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -99,7 +137,7 @@ def test_the_tiny_pair_trains_from_scratch_on_cpu(load, pair):
         assert (yaml.context.device_target, yaml.unused) == ("CPU", ())
 
 
-@pytest.mark.parametrize("name", [*(pair[1] for pair in PAIRS | EXPERTS), TINY[1], TINY_EXPERTS[1]])
+@pytest.mark.parametrize("name", [*(pair[1] for pair in PAIRS | OTHERS), TINY[1], TINY_EXPERTS[1]])
 def test_predict_yamls_sample_the_whole_distribution(load, name):
     rollout = load(name).sampling_defaults()["rollout"]
     assert (rollout["temperature"], rollout["top_k"], rollout["top_p"], rollout["repetition_penalty"]) == (

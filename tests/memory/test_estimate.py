@@ -94,6 +94,35 @@ def test_packed_weights_are_held_alongside(weights, numbers):
     assert role_sums(work(halves, halves, settings, model))["infer_weights"] == matrices * numbers
 
 
+def test_recorded_routing_is_in_the_cache():
+    experts = {"family": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = MODEL.model_copy(update=experts)
+    off, on = (role_sums(work(settings=[f"rollout.routing_replay={one}"], model=model)) for one in ("off", "rollout"))
+    assert on["kv_cache"] - off["kv_cache"] == 4 * 64 * 64 * 2 * 4  # layers, slots, positions, experts, int32
+    del on["kv_cache"], off["kv_cache"]
+    assert on == off
+
+
+def test_spread_experts_are_held_once_by_their_ranks():
+    """Their gradients and moments too; moments are shared with the replicas that have the same experts."""
+    experts = {"family": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = MODEL.model_copy(update=experts)
+    size = sum(spec.size for spec in parameter_table(model) if spec.pieces) * FLOAT32
+    rest = parameter_count(model) * FLOAT32 - size
+    layout = {"data_parallel": 4, "expert_parallel": 2}
+    sums = role_sums(work(layout, {"data_parallel": 4}, model=model))
+    assert sums["gradients"] == sums["reference"] == 2 * size + 4 * rest
+    assert sums["moments"] == 2 * sums["gradients"]
+    assert sums["infer_weights"] == 4 * size
+    shared = role_sums(work({**layout, "enable_parallel_optimizer": True}, layout, model=model))
+    assert shared["moments"] == 2 * (size + rest)
+    assert shared["shared_weights"] == 2 * size + 4 * rest
+    micro = MicroBatch((0,), 4, 4, 32, 32)
+    alone, spread = (work(one, model=model).stage("policy", 0) for one in ({"data_parallel": 4}, layout))
+    assert update_bytes(spread, micro) > update_bytes(alone, micro)
+    assert score_bytes(spread, micro) > score_bytes(alone, micro)
+
+
 def test_engines_prefill_the_prompts_of_their_own_samples():
     """Held-out problems have one response each, and so has the greedy baseline of an advantage."""
     job = work(settings=["algorithm.advantage=remax", "validation.num_generations=1"], lengths=Lengths(20, 20, 40))
@@ -149,7 +178,7 @@ def test_a_phase_holds_what_it_needs_and_only_with_swap():
 
 
 def test_moments_come_in_blocks(monkeypatch):
-    import mindrlhf.memory.estimate as module
+    import mindrlhf.memory.part_bytes as module
 
     monkeypatch.setattr(module, "BLOCK_NUMBERS", 4000)
     plan = work(settings=("memory.swap=True",)).rank_plan(0)
@@ -280,7 +309,8 @@ ADAPTERS = ("lora.rank=4", "lora.reference=start")
 @pytest.mark.parametrize(
     ("workers", "layouts"),
     [
-        *((1, ()), (1, ADAPTERS)),
+        (1, ADAPTERS),
+        pytest.param(1, (), marks=pytest.mark.slow),
         pytest.param(2, TWO_RANKS, marks=[pytest.mark.slow, pytest.mark.msrun]),
         pytest.param(2, (*TWO_RANKS, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),
     ],

@@ -5,7 +5,7 @@ import pytest
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
 from mindrlhf.memory import limit
-from mindrlhf.memory.limit import CHIPS, chip_memory, free_memory, memory_limit
+from mindrlhf.memory.limit import CHIPS, find_chip, free_memory, memory_limit
 from mindrlhf.units import GIB
 
 
@@ -14,24 +14,39 @@ def on_ascend(**context) -> ModelYaml:
 
 
 def test_a_chip_has_what_the_system_leaves():
-    for chip, size in CHIPS.items():
-        assert 0.8 * size * GIB < chip_memory(chip) < size * GIB
-    assert chip_memory("Ascend910B3") == chip_memory("910b3")
-    assert chip_memory("Ascend910_9382") == chip_memory("910C")
+    for name, chip in CHIPS.items():
+        assert 0.8 * chip.gib * GIB < memory_limit(on_ascend(), 1, name)[0] < chip.gib * GIB
+    assert find_chip("Ascend910B3") is find_chip("910b3")
+    assert find_chip("Ascend910_9382") is CHIPS["910_93"]
     with pytest.raises(UserError, match="Unknown chip '910B7': did you mean '910B"):
-        chip_memory("910B7")
+        find_chip("910B7")
+
+
+def test_chips_of_a_series_differ_by_cores_and_clock():
+    """The rates that others publish: 354 TFLOP/s of a 910B2 (verl, AReaL)."""
+    assert CHIPS["910B2"].flops == pytest.approx(354e12, rel=1e-3)
+    assert CHIPS["910B3"].flops / CHIPS["910B2"].flops == pytest.approx(20 / 24)
+    for chip in CHIPS.values():
+        assert 50e12 < chip.flops < 400e12
+        assert 0.2e12 < chip.memory_rate < 2e12
+        assert 25e9 < chip.link_rate < 400e9
 
 
 def test_the_smaller_of_setting_and_chip_holds():
     usable, words = memory_limit(on_ascend(), 8)
-    assert usable == chip_memory("910B3")
+    assert usable == pytest.approx(60.7 * GIB, rel=1e-3)
     assert words == "60.7 GiB are usable of a 910B3 (`mindrlhf plan --chip` names another)"
     assert memory_limit(on_ascend(max_device_memory="55GB"), 8) == (
         55 * GIB,
         "context.max_device_memory 55GB is 55.0 GiB",
     )
+    usable, words = memory_limit(on_ascend(max_device_memory="55GB"), 8, outside=GIB)
+    assert usable == 56 * GIB
+    assert words == "context.max_device_memory 55GB is 55.0 GiB, and 1.0 GiB of hccl come on top"
+    usable, words = memory_limit(on_ascend(max_device_memory="60GB"), 8, outside=GIB)
+    assert usable == pytest.approx(60.7 * GIB, rel=1e-3), "the chip has no more"
     usable, words = memory_limit(on_ascend(max_device_memory="55GB"), 8, "910B4")
-    assert usable == chip_memory("910B4")
+    assert usable == pytest.approx(28.7 * GIB, rel=1e-3)
     assert words == "28.7 GiB are usable of a 910B4; context.max_device_memory 55GB is 55.0 GiB"
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from planned_job import MODEL, work
 
-from mindrlhf.commands.memory_plan import plan_figures, rank_table
+from mindrlhf.commands.memory_plan import plan_figures, plan_text, rank_table
 from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
 from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.step_time import length_of_step, time_line
 from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.parameters import parameter_count, parameter_table
 from mindrlhf.parallel.mesh import Mesh
@@ -68,3 +69,32 @@ def test_meshes_on_some_of_the_ranks(monkeypatch, generating):
     assert all(lacking[rank] >= received > 0 for rank, received in figures["reshard"]["receives"].items())
     ranks = [line.split()[0] for line in rank_table(job, figures).splitlines()]
     assert ranks[1:] == {(2, 3): ["0-1", "2-3"], (1, 2): ["0", "1", "2"], (0, 1): ["0-1"]}[generating]
+
+
+def test_both_sides_of_a_split_job_are_shown():
+    job = work({"model_parallel": 2}, {"data_parallel": 2}, ("trainer.staleness=1",), first_rank=2)
+    assert job.ranks == [0, 1, 2, 3]
+    figures = plan_figures(job, reshard_plan(*job.layouts), limit=GIB) | {"time": "-"}
+    text = plan_text(job, figures, "given", "limit")
+    assert "trains dp 1 x tp 2 x pp 1, generates dp 2 x tp 1 x pp 1 on ranks of their own" in text
+    tables = [part for part in text.split("\n\n") if part.startswith("rank ")]
+    training, generating = (set(table.splitlines()[0].split()) for table in tables)
+    assert ({"train", "ref"} <= training, "gen" in generating) == (True, True)
+    lines = [{line.split("  ")[0] for line in table.splitlines()} for table in tables]
+    assert "moments" in lines[0] - lines[1]
+    assert {"kv_cache", "infer_weights"} <= lines[1] - lines[0]
+
+
+@pytest.mark.parametrize(("staleness", "length"), [(0, 10.0), (1, 7.0)])
+def test_sides_overlap_with_a_staleness(staleness, length):
+    seconds = {"gen": 3.0, "ref": 1.0, "update_actor": 6.0}
+    job = work({}, {}, (f"trainer.staleness={staleness}",), first_rank=1)
+    assert length_of_step(job, seconds) == length
+    waits = {
+        0: "train wait 30% of it, and ranks that generate 70%",
+        1: "train wait 0% of it, and ranks that generate 57%",
+    }
+    assert waits[staleness] in time_line(job, 5, seconds)
+    colocated = work({}, {}, (f"trainer.staleness={staleness}",))
+    assert length_of_step(colocated, seconds) == 10.0
+    assert "wait" not in time_line(colocated, 5, seconds)

@@ -1,6 +1,7 @@
 """scripts/run_grpo.sh: what it hands to msrun, and a job of the tiny model on this machine."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,18 @@ def test_what_is_given_goes_first(handed):
     args = parsed(words)
     assert args.sft_path_train == "mine.yaml"
     assert args.overrides == ["seed=3"]
+
+
+def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path):
+    (tmp_path / "msrun").write_text("#!/usr/bin/env bash\ntouch started\n")
+    (tmp_path / "msrun").chmod(0o755)
+    shown = run(tmp_path, "--dry-run", "--mind_dataset_dir", "a file", "seed=3", WORKER_NUM="2")
+    assert shown.returncode == 0
+    assert not (tmp_path / "started").exists()
+    (line,) = shown.stdout.splitlines()
+    words = shlex.split(line)
+    assert words[:3] == ["msrun", "--worker_num=2", "--local_worker_num=2"]
+    assert words[-3:] == ["--mind_dataset_dir", "a file", "seed=3"]
 
 
 @pytest.mark.slow

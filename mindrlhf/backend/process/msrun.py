@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 
-_NAMES = ("msrun", "mindspore.parallel.cluster.run")  # of the script, and of the module for `python -m`
+MODULE = "mindspore.parallel.cluster.run"  # for `python -m`
+_NAMES = ("msrun", MODULE)  # of the script, and of the module
 
 
 @dataclass(frozen=True)
