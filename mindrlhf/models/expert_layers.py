@@ -6,6 +6,7 @@ An expert layer has a router and experts in place of one feed-forward half. Impo
 from dataclasses import replace
 from typing import Any
 
+from mindrlhf.models.axes import EXPERT
 from mindrlhf.models.parameter_spec import Cut, HfTensor, ParameterSpec
 
 FEED_FORWARD, EXPERTS = "feed_forward", "experts"
@@ -13,12 +14,13 @@ ROUTER = "feed_forward.routed_experts.router.dense"
 EXPERT_MAPS = {name: f"feed_forward.routed_experts.ffn.{name}" for name in ("w1", "w3", "w2")}
 """Names within a layer, those of MindFormers' layers with experts."""
 
-LOAD, BALANCE = "expert_load", "load_balancing"
+LOAD, BALANCE, CHOSEN = "expert_load", "load_balancing", "chosen_experts"
 """Side outputs of a layer with experts.
 
 LOAD: float32[experts], the tokens that each expert computes. BALANCE: float32[], experts * sum over experts of (share
 of the choices) * (mean probability), over the number of such layers: the layers' sum is 1 when all experts are chosen
-alike (Fedus et al. 2021, arXiv:2101.03961, equation 4).
+alike (Fedus et al. 2021, arXiv:2101.03961, equation 4). CHOSEN: int32[rows, chosen], each row's experts, of decoders
+that record them.
 """
 
 # Map -> tensor of all experts that has it in checkpoints as `transformers` computes with them, and its place there.
@@ -50,7 +52,7 @@ def layer_rows(model: Any, layer: int, rows: list[ParameterSpec]) -> list[Parame
 def _stack(model: Any, dense: ParameterSpec, name: str) -> ParameterSpec:
     """Make the row of one map of all experts from its dense row.
 
-    Its shape is [experts, out, in]. The matrix of each expert is cut as the dense one is.
+    Its shape is [experts, out, in]. Experts are spread over ranks; the matrix of each is cut as the dense one is.
     """
     wide = model.moe_intermediate_size
     sizes = tuple(wide if dense.is_cut(dim) else size for dim, size in enumerate(dense.shape))
@@ -70,7 +72,7 @@ def _stack(model: Any, dense: ParameterSpec, name: str) -> ParameterSpec:
         name=f"{name}.weight",
         hf_name=f"{group}.experts.{map_name}.weight",
         shape=(model.num_experts, *sizes),
-        cuts=tuple(Cut(cut.axis, cut.dim + 1, cut.parts) for cut in dense.cuts),
+        cuts=(Cut(EXPERT, 0), *(Cut(cut.axis, cut.dim + 1, cut.parts) for cut in dense.cuts)),
         pieces=tuple(HfTensor(one, ((i, i + 1), *box), sizes) for i, one in enumerate(names)),
         joint=tuple(joint),
     )

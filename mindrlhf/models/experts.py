@@ -5,6 +5,10 @@ experts, and the most probable ones compute it (Shazeer et al. 2017, arXiv:1701.
 in Fedus et al. 2021, arXiv:2101.03961). No expert has a capacity limit and no token is dropped; padding is routed
 nowhere.
 
+Experts may be spread over ranks that have other rows (`ExpertParallel`). Each rank then gathers the rows of all and
+sums up what its experts make of them; the sums go back to the rows' ranks. A token with 8 experts needs nearly every
+one of a few ranks anyway, and no shape depends on the routing, as it would if rows were sent to their experts.
+
 Composed form: rows are sorted by expert, each expert's rows begin a new block of a few rows, and a block is one product
 with its expert's matrix. Shapes do not depend on the routing: there is room for one incomplete block of every expert.
 """
@@ -12,14 +16,17 @@ with its expert's matrix. Shapes do not depend on the routing: there is room for
 from collections.abc import Sequence
 from math import sqrt
 
-from mindspore import nn, ops
+import numpy as np
+from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.comm.broadcast import expand
+from mindrlhf.backend.comm.graph_collectives import ExpertParallel
 from mindrlhf.backend.native.operators import FEED_FORWARD_WEIGHTS, numbers_of
-from mindrlhf.models.expert_layers import BALANCE, EXPERT_MAPS, LOAD, ROUTER
+from mindrlhf.models.expert_layers import BALANCE, CHOSEN, EXPERT_MAPS, LOAD, ROUTER
 from mindrlhf.models.halves import COMPLETIONS, Half, Materials
-from mindrlhf.models.inputs import ROWS, SPANS
+from mindrlhf.models.inputs import KEPT, PLACES, ROWS, SPANS
+from mindrlhf.models.routing import RoutingForm
 from mindrlhf.models.weight import Weight
 
 LEAST_BLOCK, BLOCK_UNIT = 8, 8  # rows
@@ -91,6 +98,7 @@ class ExpertsHalf(Half):
     """
 
     sides = (LOAD, BALANCE)
+    recorded = (CHOSEN,)
 
     def __init__(self, name: str, given: Materials):
         norm = given.norm("ffn_norm", given.operators.rms_norm)
@@ -114,6 +122,28 @@ class ExpertsHalf(Half):
         self.decode_fused = given.operators.decode_experts_half
         self.to_blocks = Moved(self.chosen)
         self.from_blocks = Moved()
+        self._hold_routing(given)
+        self._hold_spread(given.spread)
+
+    def _hold_spread(self, spread: ExpertParallel) -> None:
+        """Set this rank's experts, and its exchange of rows with other ranks."""
+        self.spreads = spread.size > 1
+        self.own_experts = self.w1.weight.shape[0]
+        self.first_expert = spread.rank * self.own_experts
+        self.gather, self.scatter = spread.gather, spread.scatter
+
+    def _hold_routing(self, given: Materials) -> None:
+        """Set how the routing is replayed and recorded."""
+        form = RoutingForm.of(given.config)
+        own = form.columns(given.layer)
+        self.records = given.records
+        self.replays = given.replays
+        self.drops = given.dropout > 0
+        self.place = own.start // self.chosen
+        self.first, self.end = own.start, own.stop
+        self.routing_at = int(self.drops)  # among the positions' further arrays
+        self.nothing = Tensor(np.zeros((1, 1, 1, 1), np.int32))
+        self.put = ops.ScatterNdUpdate()
 
     def construct(self, x, given, split, asking):
         """Run the half on the rows `asking`.
@@ -129,13 +159,24 @@ class ExpertsHalf(Half):
     def decode(self, x, given):
         """Run one row for each slot: [B, hidden] -> [B, hidden]."""
         x = self.enter(x)
-        if self.fused:
-            return self.leave(self.decode_fused(x, self.decoded, self._decode_numbers()))
-        return self.leave(self._composed(x, given, ops.ones((x.shape[0], 1), x.dtype).astype("float32"))[0])
+        if self.fused and not self.spreads:
+            kept = (given[PLACES], given[KEPT]) if self.records else (self.nothing, self.nothing)
+            return self.leave(self.decode_fused(x, self.decoded, self._decode_numbers(), kept))
+        y, sides = self._composed(x, given, ops.ones((x.shape[0], 1), x.dtype).astype("float32"))
+        if self.records:
+            y = ops.depend(y, self._keep(sides[-1], given[PLACES], given[KEPT]))
+        return self.leave(y)
+
+    def _keep(self, chosen, places, kept):
+        """Write the experts of slots' new positions to the cache."""
+        slots = ops.arange(0, chosen.shape[0]).astype("int32").reshape((-1, 1))
+        layer = ops.full_like(slots, self.place)
+        return self.put(kept, ops.concat((slots, layer, places.reshape((-1, 1))), 1), chosen)
 
     def _decode_numbers(self):
         """List the values of `DecodeExpertNumbers`."""
-        choice = (("chosen", self.chosen), ("normalises", self.normalises))
+        layer = self.place if self.records else -1
+        choice = (("chosen", self.chosen), ("normalises", self.normalises), ("layer", layer))
         return (("residual", self.residual), ("weights", self.decode_present), *choice, ("epsilon", self.eps))
 
     def _composed(self, x, given, real):
@@ -143,36 +184,69 @@ class ExpertsHalf(Half):
         h = self.norm(x)
         probabilities = self._probabilities(h)
         chosen = ops.topk(ops.stop_gradient(probabilities), self.chosen)[1].astype("int32")
+        if self.replays:
+            chosen = self._replayed(chosen, given[ROWS][self.routing_at])
         weights = ops.gather_elements(probabilities, 1, chosen)
         if self.normalises:
             weights = weights / expand(weights.sum(-1, keepdims=True), weights.shape)
+        placed = ops.select(expand(real, chosen.shape) > 0, chosen, ops.full_like(chosen, self.experts))
+        load = self._load(placed)
+        if self.spreads:
+            y = self._exchanged(h, placed, weights)
+        else:
+            y = self._sum(h, placed, weights, given[ROWS][0] if self.drops else ())
+        own = (chosen,) if self.records else ()
+        return (y + x if self.residual else y), (load, self._balance(probabilities, load, real), *own)
+
+    def _load(self, placed):
+        """Count the choices int32[rows, k] of each expert: float32[experts]."""
+        wide = (placed.shape[0] * placed.shape[1], self.experts)
+        every = expand(ops.arange(0, self.experts).astype("int32").reshape((1, -1)), wide)
+        return (expand(placed.reshape((-1, 1)), wide) == every).astype("float32").sum(0)
+
+    def _exchanged(self, h, placed, weights):
+        """Compute the sum over experts of all ranks.
+
+        Each rank computes its experts for the rows of all ranks. Rows travel with their choices, in float32.
+        """
+        size = h.shape[1]
+        end = size + self.chosen
+        rows = self.gather(ops.concat((h.astype("float32"), weights, placed.astype("float32")), 1))
+        every = rows[:, end:].astype("int32") - self.first_expert
+        here = ops.logical_and(every >= 0, every < self.own_experts)
+        every = ops.select(here, every, ops.full_like(every, self.own_experts))
+        y = self._sum(rows[:, :size].astype(h.dtype), every, rows[:, size:end], ())
+        return self.scatter(y.astype("float32")).astype(h.dtype)
+
+    def _sum(self, h, placed, weights, keys):
+        """Compute the weighted sum of this rank's experts, for normed rows.
+
+        placed: int32[rows, k], `own_experts` for none. keys: of the rows, for dropout.
+        """
         if self.fused:
-            y, load = self._fused(h, chosen, weights, real)
-            return (y + x if self.residual else y), (load, self._balance(probabilities, load, real))
-        load, places, sources, experts = self._sorted(chosen, real)
+            return self._fused(h, placed, weights)
+        places, sources, experts = self._sorted(placed)
         size = sources.shape[0] // experts.shape[0]
         rows = sources // self.chosen  # padding of a block has one source past the last, so one row past the last
         blocks = self.to_blocks(h, rows, places).reshape((experts.shape[0], size, h.shape[1]))
-        keys = _block_keys(given[ROWS], rows, h.shape[0])
+        keys = _block_keys(keys, rows, h.shape[0]) if self.drops else ()
         inner = self.swiglu(self.w1(blocks, experts, keys), self.w3(blocks, experts, keys))
         out = self.w2(inner, experts, keys)
-        own = self.from_blocks(out.reshape((-1, h.shape[1])), places, sources)
-        y = (own * expand(weights.reshape((-1, 1)).astype(own.dtype), own.shape)).reshape((-1, self.chosen, h.shape[1]))
-        y = y.sum(1)
-        return (y + x if self.residual else y), (load, self._balance(probabilities, load, real))
+        each = self.from_blocks(out.reshape((-1, h.shape[1])), places, sources)
+        y = each * expand(weights.reshape((-1, 1)).astype(each.dtype), each.shape)
+        return y.reshape((-1, self.chosen, h.shape[1])).sum(1)
 
-    def _fused(self, h, chosen, weights, real):
-        """Run the fused experts on normed rows; returns their sum and the load."""
-        shape = chosen.shape
-        used = expand(real, shape) > 0
-        chosen = ops.select(used, chosen, ops.full_like(chosen, self.experts))
-        wide = (shape[0] * shape[1], self.experts)
-        every = expand(ops.arange(0, self.experts).astype("int32").reshape((1, -1)), wide)
-        load = (expand(chosen.reshape((-1, 1)), wide) == every).astype("float32").sum(0)
+    def _replayed(self, chosen, routing):
+        """Take the experts that a routing has for these rows, if any."""
+        known = routing[routing.shape[0] - chosen.shape[0] :, self.first : self.end]
+        return ops.select(known < self.experts, known, chosen)
+
+    def _fused(self, h, placed, weights):
+        """Run the fused experts on normed rows."""
         numbers = numbers_of("ExpertNumbers", (("weights", self.present), ("buffers", self.collected)))
         if self.trigger is None:
-            return self.form.forward(h, chosen, weights, numbers, *self.arrays)[0], load
-        return self.form(h, chosen, weights, numbers, self.arrays, self.buffers, self.trigger)[0], load
+            return self.form.forward(h, placed, weights, numbers, *self.arrays)[0]
+        return self.form(h, placed, weights, numbers, self.arrays, self.buffers, self.trigger)[0]
 
     def _probabilities(self, h):
         """Compute the router's probabilities of all experts: [rows, hidden] -> float32[rows, experts]."""
@@ -180,34 +254,33 @@ class ExpertsHalf(Half):
         router = router if self.router_trains else ops.stop_gradient(router)
         return ops.softmax(self.linear(h.astype("float32"), router), -1)
 
-    def _sorted(self, chosen, real):
+    def _sorted(self, placed):
         """Sort choices int32[rows, k] into blocks of one expert each.
 
-        Returns the load float32[experts]; the place of each choice int32[rows * k] among the blocks' rows, M for
-        padding; the choice at each of the M places, rows * k for none; and the expert of each block.
+        Returns the place of each choice int32[rows * k] among the blocks' rows, M for none; the choice at each of the M
+        places, rows * k for none; and the expert of each block.
         """
-        choices = chosen.shape[0] * self.chosen
-        size = block_size(choices, self.experts)
-        count = block_count(choices, self.experts, size)
-        numbers = ops.arange(0, self.experts).astype("int32").reshape((1, -1))
-        used = expand(real, chosen.shape).reshape((-1, 1))
-        shape = (choices, self.experts)
-        taken = (expand(chosen.reshape((-1, 1)), shape) == expand(numbers, shape)).astype("float32")
-        taken = ops.stop_gradient(taken * expand(used, shape))
+        choices = placed.shape[0] * self.chosen
+        size = block_size(choices, self.own_experts)
+        count = block_count(choices, self.own_experts, size)
+        numbers = ops.arange(0, self.own_experts).astype("int32").reshape((1, -1))
+        shape = (choices, self.own_experts)
+        taken = (expand(placed.reshape((-1, 1)), shape) == expand(numbers, shape)).astype("float32")
+        taken = ops.stop_gradient(taken)
         before = ops.cumsum(taken, 0)
         load = before[choices - 1]
         ends = ops.cumsum(ops.ceil(load / size), 0)
         starts = (ends * size - ops.ceil(load / size) * size).reshape((1, -1))
         places = (taken * (before + expand(starts, shape))).sum(1) - 1.0
-        places = ops.select(used.reshape((-1,)) > 0, places, ops.full_like(places, count * size)).astype("int32")
+        places = ops.select(taken.sum(1) > 0, places, ops.full_like(places, count * size)).astype("int32")
         empty = ops.full((count * size + 1,), choices).astype("int32")
         order = ops.arange(0, choices).astype("int32")
         sources = ops.tensor_scatter_elements(empty, places, order)[: count * size]
-        of_blocks = (count, self.experts)
+        of_blocks = (count, self.own_experts)
         blocks = ops.arange(0, count).astype("float32").reshape((-1, 1))
         done = (expand(ends.reshape((1, -1)), of_blocks) <= expand(blocks, of_blocks)).astype("int32")
-        experts = ops.minimum(done.sum(1), self.experts - 1).astype("int32")
-        return load, places, ops.stop_gradient(sources), experts
+        experts = ops.minimum(done.sum(1), self.own_experts - 1).astype("int32")
+        return places, ops.stop_gradient(sources), experts
 
     def _balance(self, probabilities, load, real):
         tokens = ops.maximum(real.sum(), 1.0)
@@ -256,8 +329,5 @@ def _gathered(x, index):
 
 
 def _block_keys(keys, rows, count):
-    """Select the dropout keys of blocks' rows; () without dropout."""
-    if len(keys) == 0:
-        return ()
-    own = keys[0][keys[0].shape[0] - count :]
-    return ops.gather(own, ops.minimum(rows, count - 1), 0)
+    """Select the dropout keys of blocks' rows."""
+    return ops.gather(keys[keys.shape[0] - count :], ops.minimum(rows, count - 1), 0)

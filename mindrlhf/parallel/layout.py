@@ -15,7 +15,7 @@ from mindrlhf.configs.model_settings import GROUP
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_layout
 from mindrlhf.errors import UserError
-from mindrlhf.models.axes import DATA
+from mindrlhf.models.axes import DATA_AXES, EXPERT, Axis
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.mesh import STAGE_AXES, Mesh
 
@@ -214,12 +214,17 @@ def model_layout(
     return Layout(mesh.pp, mesh.size // mesh.pp, placements, mesh.ranks)
 
 
-def replica_sharded(layout: Layout) -> Layout:
-    """Cut first dimensions over the data-parallel ranks too, if they divide evenly."""
-    replicas = STAGE_AXES.index(DATA)
+def replica_sharded(layout: Layout, mesh: Mesh) -> Layout:
+    """Cut first dimensions over data-parallel ranks too, if they divide evenly.
+
+    mesh: of the layout. Experts that are spread over some of these ranks are cut over the others.
+    """
+    replicas = [place for place, axis in enumerate(grid_axes(mesh)) if axis in DATA_AXES]
 
     def shared(sharding: Sharding, shape: Shape) -> Sharding:
-        cut = Sharding(sharding.grid, ((*sharding.cuts[0], replicas), *sharding.cuts[1:]))
+        used = {axis for axes in sharding.cuts for axis in axes}
+        further = (axis for axis in replicas if axis not in used)
+        cut = Sharding(sharding.grid, ((*sharding.cuts[0], *further), *sharding.cuts[1:]))
         return cut if shape[0] % cut.parts[0] == 0 else sharding
 
     placements = {
@@ -227,6 +232,14 @@ def replica_sharded(layout: Layout) -> Layout:
         for name, place in layout.placements.items()
     }
     return replace(layout, placements=placements)
+
+
+def grid_axes(mesh: Mesh) -> list[Axis]:
+    """List the axes of a stage's grid.
+
+    Without spread experts it has no axis of theirs.
+    """
+    return [axis for axis in STAGE_AXES if axis != EXPERT or mesh.ep > 1]
 
 
 def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
@@ -275,7 +288,7 @@ def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
     cuts = {} if whole else {cut.axis: cut for cut in spec.cuts}
     grid: list[int] = []
     axes: list[tuple[int, ...]] = [()] * len(spec.shape)
-    for axis in STAGE_AXES:
+    for axis in grid_axes(mesh):
         length = mesh.lengths[axis]
         cut = cuts.get(axis)
         if cut is not None:

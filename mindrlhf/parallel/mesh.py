@@ -1,4 +1,4 @@
-"""Grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards.
+"""Grid of ranks: pipeline stages x data-parallel replicas x expert-parallel x tensor-parallel shards.
 
 A new axis needs a name in `models.axes`, a length in `Mesh`, and an index in `Coordinates`.
 """
@@ -22,27 +22,35 @@ class Coordinates(NamedTuple):
 
     pp: int = 0
     dp: int = 0
+    ep: int = 0
     tp: int = 0
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Mesh of `pp` stages, `dp` replicas and `tp` shards over some ranks.
+    """Mesh of stages, replicas, shards of experts and tensor-parallel shards.
 
-    ranks: in ascending order; 0..size-1 by default. The rank at (pp, dp, tp) is ranks[(pp*DP + dp)*TP + tp]:
-    tensor-parallel neighbours are adjacent, because they communicate most; pipeline stages are farthest apart. Groups
-    are tuples of ranks in ascending order.
+    pp, dp, ep, tp: their numbers. ranks: in ascending order; 0..size-1 by default. The rank at (pp, dp, ep, tp) is
+    ranks[((pp*DP + dp)*EP + ep)*TP + tp]: tensor-parallel neighbours are adjacent, because they communicate most;
+    pipeline stages are farthest apart. Groups are tuples of ranks in ascending order.
     """
 
     dp: int = 1
     pp: int = 1
     tp: int = 1
     ranks: tuple[int, ...] = ()
+    ep: int = 1
 
     @classmethod
     def of_yaml(cls, yaml: ModelYaml) -> "Mesh":
         parallel = yaml.parallel
-        return cls(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel)
+        return cls(
+            dp=parallel.data_parallel // parallel.expert_parallel,
+            pp=parallel.pipeline_stage,
+            tp=parallel.model_parallel,
+            ep=parallel.expert_parallel,
+            ranks=tuple(yaml.ranks),
+        )
 
     def __post_init__(self):
         for axis, length in self.lengths.items():

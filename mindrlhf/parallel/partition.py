@@ -7,7 +7,7 @@ from itertools import chain
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.models.axes import DATA_AXES, MODEL_AXES
+from mindrlhf.models.axes import COPY_AXES, DATA_AXES, EXPERT, MODEL_AXES, PIPELINE, TENSOR
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import Layout, Shape, Slices, model_layout, replica_sharded, split_layers, yaml_layout
 from mindrlhf.parallel.mesh import Coordinates, Mesh
@@ -89,7 +89,7 @@ class Partition:
 
     @cached_property
     def optimizer_layout(self) -> Layout:
-        return replica_sharded(self.trained_layout) if self.shared_optimizer else self.trained_layout
+        return replica_sharded(self.trained_layout, self.mesh) if self.shared_optimizer else self.trained_layout
 
     def updated_rows(self, spec: ParameterSpec) -> slice:
         """Rows of this rank's part of a parameter that this rank's optimizer updates."""
@@ -103,8 +103,12 @@ class Partition:
         return tuple(rank for rank in replica if self.slices(spec, rank) == self.slices(spec))
 
     def counts(self, spec: ParameterSpec) -> bool:
-        """Test if this rank counts in a replica's sums: the first twin does."""
-        return self.twins(spec)[0] == self.rank
+        """Test if this rank counts in sums over a copy of the model.
+
+        The first rank with this part of a parameter does.
+        """
+        copy = self.mesh.group(self.rank, *COPY_AXES)
+        return next(rank for rank in copy if self.slices(spec, rank) == self.slices(spec)) == self.rank
 
     def gradient_group(self, spec: ParameterSpec) -> Group:
         """List the ranks that sum their gradients of a parameter.
@@ -131,6 +135,6 @@ class Partition:
 
         def breadth(group: Group) -> Sequence[int]:
             places = [self.mesh.coordinates(rank) for rank in group]
-            return len({place.pp for place in places}), len({place.tp for place in places})
+            return tuple(len({getattr(place, axis) for place in places}) for axis in (PIPELINE, TENSOR, EXPERT))
 
         return sorted(((g, i) for g, i in groups.items() if len(g) > 1), key=lambda item: breadth(item[0]))

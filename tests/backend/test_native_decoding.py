@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from bfloat16_numbers import pairs, rounded
 from decode_inputs import alone, cache_of, drawn_by, no_context, no_histories
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from slow_cases import few_of
 from small_model import SmallModel, log_softmax
 
@@ -281,9 +281,11 @@ class Drawing:
             def construct(
                 self, rows, zeros, ones, ban, leaders, enough, context, past, uniform, rules, norm, table, head, angles
             ):
-                numbers = (("scale", 1.0), ("epsilon", 0.0), ("chosen", 0), ("normalises", False))
+                choice = (("chosen", 0), ("normalises", False), ("records", False))
+                numbers = (("scale", 1.0), ("epsilon", 0.0), *choice)
+                kept = ops.zeros((1, 1, 1, 1)).astype("int32")
                 slots, tables = (rows, zeros, zeros, ones, ban, leaders, zeros, enough, context, past), (angles, angles)
-                return run(slots, uniform, rules, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
+                return run(slots, uniform, rules, sampler.stop_ids, table, tables, norm, head, kept, (), (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens
         zeros = np.zeros(len(numbers), np.int32)

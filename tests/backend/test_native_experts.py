@@ -95,7 +95,7 @@ def updated(model, operators, recompute=False):
 @pytest.mark.parametrize(
     ("dtype", "changes", "tolerance"),
     [
-        ("float32", {}, 1e-5),
+        pytest.param("float32", {}, 1e-5, marks=pytest.mark.slow),
         ("float32", {"adapter": ADAPTER, "norm_topk_prob": False}, 1e-5),
         ("bfloat16", {}, 0.05),
     ],
@@ -103,7 +103,7 @@ def updated(model, operators, recompute=False):
 def test_updates(fused, dtype, changes, tolerance):
     if dtype == "bfloat16" and not native.library().bfloat16:
         pytest.skip("this processor has no fast bfloat16 products")
-    model = SmallModel.random(2, **SIZES | changes)
+    model = SmallModel.random(2, **SIZES | {"num_layers": 1, "decoder_sparse_step": 1} | changes)
     plain, wanted = updated(model, COMPOSED)
     operators = open_operators(dtype)
     runs = [updated(model, operators, recompute) for recompute in (False, True)]

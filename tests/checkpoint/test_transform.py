@@ -133,6 +133,27 @@ def test_adapters_that_a_model_yaml_names_go_along(tmp_path):
     refuse([*back, tmp_path / "hf"], "a Hugging Face folder has no adapters, .* ends in .safetensors or .ckpt")
 
 
+def test_experts_that_are_spread_over_ranks(tmp_path):
+    """By a model YAML there, by strategy files back."""
+    sparse = {"family": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    model = MODEL.model_copy(update={**sparse, "attention_bias": False, "qk_norm": True})
+    goal, arrays = layout_of(model, dp=2, ep=2, tp=2), full_arrays(layout_of(model))
+    yaml = write_yaml(tmp_path / "d.yaml", model, dp=4, tp=2)
+    content = json.loads(yaml.read_text())
+    del content["model"]["model_config"]["type"], content["model"]["model_config"]["qkv_has_bias"]
+    named = {name: value for name, value in sparse.items() if name != "family"}
+    content["model"]["model_config"] |= {"model_type": "qwen3_moe", **named, "norm_topk_prob": True}
+    content["parallel_config"]["expert_parallel"] = 2
+    yaml.write_text(json.dumps(content))
+    source = write_full_file(tmp_path / "full.safetensors", arrays)
+    run("--src_checkpoint", source, "--dst_strategy", yaml, "--dst_checkpoint", tmp_path / "cut")
+    assert_shards(read_ranks(tmp_path / "cut"), shards_of(goal, arrays))
+    strategy = save_strategies(tmp_path / "strategy", goal)[0].parent
+    back = ["--src_checkpoint", tmp_path / "cut", "--src_strategy", strategy, "--dst_checkpoint"]
+    run(*back, tmp_path / "back.safetensors")
+    assert (tmp_path / "back.safetensors").read_bytes() == source.read_bytes()
+
+
 @pytest.mark.parametrize("name", ["step_000003", "latest", "."])
 def test_a_training_checkpoint_has_its_layout_in_itself(tmp_path, name):
     """Replicas share the writing, so that the files of a rank lack parameters that it holds."""

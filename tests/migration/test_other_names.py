@@ -31,8 +31,13 @@ def refusal(word: str, load=load_grpo_config) -> str:
         ("weight_sync_steps=4", "weight_sync_steps is 4, which is not done here; set it to 1."),
         (
             "async_training.staleness_threshold=0.5",
-            "here: training while rollouts are made; trainer.staleness=1 is one step off",
+            "here: training while rollouts are made; --trainer_ranks N --generator_ranks M trainer.staleness=1 is one",
         ),
+        (
+            "async_training.partial_rollout=True",
+            "here: answers that go on with new weights; trainer.staleness=1 rollout.tokens_per_step=TOKENS goes on",
+        ),
+        ("async_training.partial_rollout=False", "here: training while rollouts are made"),
         ("use_vllm=True", "it has no effect here: the engine that trains also generates."),
         ("max_steps=abc", "here it is trainer.total_steps, with another value."),
         ("actor_rollout_ref.rollout.n=5", "actor_rollout_ref.rollout.n is verl's name; here it is rollout.num_gener"),

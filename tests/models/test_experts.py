@@ -17,7 +17,7 @@ def test_a_frozen_router_stays_and_passes_gradients_on():
     groups = random_groups()
     weights = rows_like(groups, lambda n: np.full(n, 0.02))
     frozen = SmallModel(model.config.with_router(True), model.arrays)
-    subjects = [Subject(one, NEGATIVE_LOG_LIKELIHOOD) for one in (model, frozen)]
+    subjects = [Subject(one, NEGATIVE_LOG_LIKELIHOOD, moves=one is frozen) for one in (model, frozen)]
     for subject in subjects:
         subject.updater(groups, 1e-2, weights=weights)
     free, held = subjects
@@ -92,9 +92,9 @@ def test_the_balance_is_the_formula_s(updated):
     seen = []
     kept = reference_model.experts
 
-    def watched(config, w, p, h):
+    def watched(config, w, p, h, routing):
         seen.append((p, w[p + "mlp.gate.weight"] @ h.T))
-        return kept(config, w, p, h)
+        return kept(config, w, p, h, routing)
 
     shares = []
     try:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mindrlhf.parallel.mesh import Coordinates, Mesh
 
-AXES = ("pp", "dp", "tp")
-meshes = st.builds(Mesh, dp=st.integers(1, 5), pp=st.integers(1, 5), tp=st.integers(1, 5))
+AXES = ("pp", "dp", "ep", "tp")
+meshes = st.builds(Mesh, dp=st.integers(1, 4), pp=st.integers(1, 4), tp=st.integers(1, 4), ep=st.integers(1, 3))
 axis_sets = st.sets(st.sampled_from(AXES)).map(tuple)
 
 
@@ -36,11 +36,16 @@ def test_all_axes_differ():
     assert mesh.group(23, "dp") == (15, 19, 23)
     assert mesh.group(23, "pp") == (11, 23)
     assert mesh.group(23, "dp", "tp") == tuple(range(12, 24))
+    spread = Mesh(dp=2, pp=2, tp=2, ep=3)
+    assert spread.coordinates(((1 * 2 + 1) * 3 + 2) * 2 + 1) == Coordinates(pp=1, dp=1, ep=2, tp=1)
+    assert spread.group(23, "ep") == (19, 21, 23)
+    assert spread.group(23, "dp") == (17, 23)
+    assert spread.replicas == 6
 
 
 @given(meshes)
 def test_ranks_number_the_grid_in_row_major_order(mesh):
-    grid = np.arange(mesh.size).reshape(mesh.pp, mesh.dp, mesh.tp)
+    grid = np.arange(mesh.size).reshape(mesh.pp, mesh.dp, mesh.ep, mesh.tp)
     for rank in range(mesh.size):
         where = mesh.coordinates(rank)
         assert grid[where] == rank
@@ -74,7 +79,7 @@ def test_two_axes_meet_in_one_rank(mesh):
 
 def test_a_mesh_on_some_of_the_ranks():
     mesh = Mesh(dp=2, tp=2, ranks=(2, 3, 6, 7))
-    assert [mesh.coordinates(rank)[1:] for rank in mesh.ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [mesh.coordinates(rank)[1:] for rank in mesh.ranks] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
     assert groups(mesh, "tp") == [(2, 3), (6, 7)]
     assert groups(mesh, "dp") == [(2, 6), (3, 7)]
     with pytest.raises(ValueError, match="rank 0 is outside of a mesh of 4"):
@@ -97,7 +102,7 @@ def test_other_ranks_than_a_mesh_has_are_refused(ranks):
         Mesh(dp=2, ranks=ranks)
 
 
-@pytest.mark.parametrize("lengths", [{"dp": 0}, {"pp": -1}, {"tp": 0}])
+@pytest.mark.parametrize("lengths", [{"dp": 0}, {"pp": -1}, {"tp": 0}, {"ep": 0}])
 def test_empty_axis_is_refused(lengths):
     with pytest.raises(ValueError, match=next(iter(lengths))):
         Mesh(**lengths)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import model_configs, offsets
+from layouts import model_configs, offsets, spreads
 from stacked import STACK, stacked_config
 
 from mindrlhf.models.parameters import parameter_table
@@ -20,7 +20,8 @@ def jobs(draw) -> list[Partition]:
     """The parts of all ranks of a job."""
     model = draw(model_configs())
     pp = draw(st.integers(1, min(3, model.num_layers)))
-    mesh = Mesh(dp=draw(st.integers(1, 3)), tp=draw(st.integers(1, 4)), pp=pp)
+    ep = draw(spreads(model))
+    mesh = Mesh(dp=draw(st.integers(1, 3 if ep == 1 else 2)), tp=draw(st.integers(1, 4)), pp=pp, ep=ep)
     offset = draw(offsets(model.num_layers, pp)) if pp > 1 else 0
     layout = model_layout(model, mesh, offset=offset, vocab_emb_dp=draw(st.booleans()))
     sequence = draw(st.booleans())
@@ -61,6 +62,25 @@ def test_replicas_with_other_parts_sum_nothing(monkeypatch):
         groups = {spec.name: part.gradient_group(spec) for spec in part.specs}
         assert groups[STACK] == (rank,)
         assert groups["model.layers.1.feed_forward.w1.weight"] == mesh.group(rank, "dp")
+
+
+def test_gradients_of_spread_experts_are_summed_over_ranks_with_the_same_ones():
+    """And all others over all data-parallel ranks; each counts once in the norm of a copy."""
+    from oracle_routing import SPARSE
+    from small_model import small_config
+
+    model = small_config(**SPARSE | {"num_experts": 6})
+    experts = "model.layers.0.feed_forward.routed_experts.ffn.w1.weight"
+    for rank in range(8):
+        part = part_of(model, rank, dp=2, tp=2, ep=2)
+        mesh = part.mesh
+        specs = {spec.name: spec for spec in part.specs}
+        assert part.shape(specs[experts]) == (3, 12, 32)
+        assert part.gradient_group(specs[experts]) == mesh.group(rank, "dp")
+        assert part.counts(specs[experts])
+        wq = specs["model.layers.0.attention.wq.weight"]
+        assert part.gradient_group(wq) == mesh.group(rank, "dp", "ep")
+        assert part.counts(wq) == (mesh.coordinates(rank).ep == 0)
 
 
 @given(jobs())

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sharded_updates
+from oracle_routing import SPARSE
 from sharded_updates import Case, Outcome
 from workers import run_workers
 
@@ -17,8 +18,12 @@ SEQUENCE, CUT = {"use_seq_parallel": True}, {"vocab_emb_dp": False}
 SHARED = {"enable_parallel_optimizer": True}
 ADAPTER = {"adapter": Adapter(4, 8, rank_pattern={"down_proj": 3})}
 DROPOUT = {"adapter": replace(ADAPTER["adapter"], dropout=0.2)}
+EXPERTS = SPARSE | {"num_experts": 8}
+EP = "expert_parallel"
+THREE = {PP: 2, "offset": (1, 0)}  # layers on two stages
 FEW = {
     2: [
+        Case(THREE, EXPERTS, replays=True),
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
         Case({TP: 2} | SEQUENCE, DROPOUT),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
@@ -40,8 +45,21 @@ MANY = {
         Case({TP: 2}, DROPOUT),
         Case({PP: 2}, DROPOUT),
         Case({DP: 2}, DROPOUT),
+        Case({DP: 2}, EXPERTS),
+        Case({TP: 2}, EXPERTS),
+        Case({TP: 2} | SEQUENCE, EXPERTS, replays=True),
+        Case({DP: 2}, EXPERTS | DROPOUT, replays=True),
+        Case({DP: 2, EP: 2} | SHARED, EXPERTS | ADAPTER),
+        Case({DP: 2, EP: 2}, EXPERTS),
+        Case({DP: 2, EP: 2}, EXPERTS, replays=True),
     ],
     4: [
+        Case({DP: 4, EP: 4}, EXPERTS),
+        Case({DP: 4, EP: 2} | SHARED, EXPERTS),
+        Case({DP: 2, EP: 2, TP: 2}, EXPERTS),
+        Case({DP: 2, EP: 2, TP: 2} | SEQUENCE, EXPERTS | ADAPTER),
+        Case({DP: 2, EP: 2} | THREE, EXPERTS | TIED),
+        Case({DP: 2, EP: 2} | THREE, EXPERTS, replays=True),
         Case({TP: 4}, {}),  # two ranks share a key-value head
         Case({TP: 4}, ADAPTER),
         Case({TP: 2, PP: 2} | SEQUENCE, TIED | ADAPTER),
@@ -56,6 +74,8 @@ MANY = {
     8: [
         Case({DP: 2, TP: 2, PP: 2} | SEQUENCE | SHARED, TIED),
         Case({TP: 4, PP: 2}, {}),
+        Case({DP: 4, EP: 2, TP: 2} | SHARED, EXPERTS),
+        Case({DP: 2, EP: 2, TP: 2} | THREE | SEQUENCE, EXPERTS),
     ],
 }
 
@@ -69,9 +89,9 @@ def check(workers: int, cases: list[Case]) -> None:
     alone = World(rank=0, size=1, device_target="CPU")
     expected: dict[str, Outcome] = {}
     for index, case in enumerate(cases):
-        key = repr(case.model)
+        key = repr((case.model, case.replays))
         if key not in expected:
-            expected[key] = sharded_updates.run(alone, Case({}, case.model))
+            expected[key] = sharded_updates.run(alone, Case({}, case.model, case.replays))
         for rank in ranks:
             assert_equal(rank[index], expected[key], case)
 

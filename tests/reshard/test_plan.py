@@ -146,6 +146,25 @@ def test_users_pair_of_layouts():
     assert len(result.copies) == len(result.transfers) == sum(len(list(source.shards(rank))) for rank in range(8))
 
 
+def test_experts_go_to_ranks_that_have_some_of_them_whole_and_back():
+    """tp2 -> ep2: half of each expert's columns to half of the experts; a rank has a quarter of them on both sides."""
+    sizes = {"family": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    model = MODEL.model_copy(update={**sizes, "attention_bias": False})
+    tensor, spread = model_layout(model, Mesh(tp=2)), model_layout(model, Mesh(ep=2))
+    for result in (plan(tensor, spread), plan(spread, tensor)):
+        check(result, result.copies + result.transfers)
+        check_bytes(result)
+        experts = [t for t in result.transfers if ".ffn." in t.parameter]
+        assert sum(t.nbytes for t in experts) == 2 * 3 * 4 * 8 * 16 * MODEL.num_layers  # half of three maps, float32
+    name = "model.layers.0.feed_forward.routed_experts.ffn.w2.weight"
+    assert [spread.slices(rank, name)[0] for rank in range(2)] == [slice(0, 2), slice(2, 4)]
+    both = model_layout(model, Mesh(dp=2, ep=2, tp=2, pp=2))
+    assert both.shape(0, name) == (2, 16, 4)
+    assert both.holders(name).keys() == {((i, i + 2), (0, 16), (j, j + 4)) for i in (0, 2) for j in (0, 4)}
+    back = plan(both, tensor)
+    check(back, back.copies + back.transfers)
+
+
 def test_replicas_share_the_sending():
     """dp4 in two stages -> dp8: of the four ranks that hold a layer, each sends it to one of the other four."""
     result = plan(model_layout(MODEL, Mesh(dp=4, pp=2)), model_layout(MODEL, Mesh(dp=8)))

@@ -18,6 +18,8 @@ MODEL = ModelConfig(
     vocab_size=16, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=8, num_kv_heads=2, head_dim=4
 )
 TIED = MODEL.model_copy(update={"tie_word_embeddings": True})
+SPARSE = {"family": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+EXPERTS = MODEL.model_copy(update={**SPARSE, "attention_bias": False})
 
 LAYOUTS = {
     "one": model_layout(MODEL, Mesh()),
@@ -26,6 +28,7 @@ LAYOUTS = {
     "dp2tp4": model_layout(MODEL, Mesh(dp=2, tp=4)),
     "pp2": model_layout(MODEL, Mesh(pp=2), offset=(0, 1)),
     "dp2tp2pp3": model_layout(TIED, Mesh(dp=2, tp=2, pp=3), vocab_emb_dp=False),
+    "dp2ep2tp2": model_layout(EXPERTS, Mesh(dp=2, ep=2, tp=2)),
 }
 
 

@@ -33,10 +33,10 @@ def base(task, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(task, base):
-    def run(folder, *settings):
+    def run(folder, *settings, workers=0, **flags):
         files = {"load_sft_checkpoint_infer": base, "sft_path_infer": None, "sft_path_train": None}
-        argv = task.train(folder, *SETTINGS, *settings, **files)
-        jobs.train_apart(argv, timeout=300)
+        argv = task.train(folder, *SETTINGS, *settings, **files | flags)
+        jobs.train_apart(argv, workers, timeout=500)
         return jobs.Run(folder)
 
     return run
@@ -85,3 +85,105 @@ def test_adapters_of_experts(train, base, tmp_path):
     assert any(not np.array_equal(first[name.format(i)], run.weights[name.format(i)]) for i in range(6))
     assert np.array_equal(first[ROUTER], run.weights[ROUTER])
     assert json.loads((run.folder / "ckpt" / "hf" / "config.json").read_text())["num_experts"] == 6
+
+
+def assert_equal_weights(run, other):
+    for name, weight in other.weights.items():
+        np.testing.assert_array_equal(run.weights[name], weight, err_msg=name)
+
+
+def test_replaying_the_routing_of_the_only_pass_changes_nothing(train, tmp_path):
+    one, other = (train(tmp_path / replay, f"rollout.routing_replay={replay}") for replay in ("off", "old"))
+    assert one.responses == other.responses
+    assert_equal_weights(one, other)
+
+
+UPDATES = {
+    "passes": ("algorithm.num_iterations=3",),  # the first update gives it
+    "mini-batches": ("algorithm.updates_per_iteration=2", "optimizer.lr=3e-2"),  # a pass of its own gives it
+}
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_several_updates_replay_the_routing_of_the_first_pass(train, tmp_path, kind):
+    settings = (*UPDATES[kind], "train.freeze_router=True", "trainer.total_steps=1")
+    one, other = (train(tmp_path / replay, *settings, f"rollout.routing_replay={replay}") for replay in ("off", "old"))
+    assert one.responses == other.responses
+    assert any(not np.array_equal(one.weights[name], weight) for name, weight in other.weights.items())
+    for run in (one, other):  # and the later updates go on from the same log-probs
+        assert run.column("actor/grad_norm")[0] > 0
+        assert np.isfinite(run.column("actor/ppo_kl")).all()
+
+
+@pytest.fixture(scope="module")
+def recorded(train, tmp_path_factory):
+    """A run with rollouts in int8 whose routing training replays, in three updates of a step."""
+    settings = ("rollout.routing_replay=rollout", "rollout.weights=int8", "algorithm.num_iterations=3")
+    return train(tmp_path_factory.mktemp("recorded"), *settings)
+
+
+def test_the_routing_of_rollouts_is_recorded_and_replayed(train, recorded, tmp_path):
+    record = {"replay": recorded.folder / "rollouts.mindrecord", "mind_dataset_dir": None, "save_data_file": None}
+    settings = ("rollout_correction.level=token", "algorithm.num_iterations=3")
+    again = train(tmp_path, *settings, "rollout.routing_replay=rollout", **record)
+    assert_equal_weights(again, recorded)
+    for _, experiences in recorded.rollouts:
+        for experience in experiences:
+            for rollout in experience.group.rollouts:
+                routing = rollout.tokens["routing"]
+                assert routing.dtype == np.uint8
+                assert routing.shape == (len(rollout.response_ids), 2)
+                assert rollout.tokens["prompt_routing"].shape == (len(experience.group.prompt.token_ids) - 1, 2)
+    other = train(tmp_path / "off", *settings, **record)
+    assert any(not np.array_equal(other.weights[name], weight) for name, weight in recorded.weights.items())
+
+
+def test_a_resumed_run_that_replays_routing_is_the_one_that_went_through(train, recorded, tmp_path):
+    replays = ("rollout.routing_replay=rollout", "rollout.weights=int8", "algorithm.num_iterations=3")
+    settings = (*replays, "trainer.save_freq=1")
+    for steps in (1, 2):
+        run = train(tmp_path, *settings, f"trainer.total_steps={steps}", resume_training="auto")
+    assert_equal_weights(run, recorded)
+
+
+LAYOUTS = {  # workers, layouts of training and generation
+    "ep2 to ep2": (2, "dp2ep2", "dp2ep2"),
+    "ep2 to tp2": (2, "dp2ep2", "tp2"),
+    "tp2 to ep2": (2, "tp2", "dp2ep2tp1"),
+    "ep2 tp2 to dp4": (4, "dp2ep2tp2", "dp4tp1"),
+    "dp4 ep2 to tp2 ep2": (4, "dp4ep2", "dp2ep2tp2"),
+    "pp2 ep2 to ep2 tp2": (4, "dp2ep2pp2", "dp2ep2tp2"),
+}
+SPREAD = ("rollout.verify_weights=True", "rollout.temperature=0.7", "optimizer.eps=1e-5", "optimizer.lr=1e-3")
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole"), *SPREAD)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_spread_experts_train_as_one_process(train, whole, tmp_path, name):
+    workers, ours, theirs = LAYOUTS[name]
+    layouts = (*jobs.layout("train", ours), *jobs.layout("infer", theirs))
+    run = train(tmp_path, *SPREAD, *layouts, workers=workers)
+    assert run.responses == whole.responses
+    for key in ("actor/grad_norm", "actor/pg_loss", "actor/expert_entropy/1", "actor/expert_busiest/1"):
+        np.testing.assert_allclose(run.column(key), whole.column(key), rtol=1e-4, atol=1e-6, err_msg=key)
+    for key, weight in whole.weights.items():
+        assert np.linalg.norm(run.weights[key] - weight) <= 1e-4 * np.linalg.norm(weight), key
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_spread_experts_are_resumed(train, tmp_path):
+    """Bit for bit, with moments that the ranks share."""
+    layouts = (*jobs.layout("train", "dp2ep2"), *jobs.layout("infer", "dp2ep2"))
+    settings = (*SPREAD, *layouts, "train_yaml.parallel.enable_parallel_optimizer=True", "trainer.save_freq=1")
+    through = train(tmp_path / "through", *settings, workers=2)
+    for steps in (1, 2):
+        run = train(tmp_path / "again", *settings, f"trainer.total_steps={steps}", workers=2, resume_training="auto")
+    assert run.responses[-len(through.responses) // 2 :] == through.responses[-len(through.responses) // 2 :]
+    assert_equal_weights(run, through)

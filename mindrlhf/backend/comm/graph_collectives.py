@@ -160,3 +160,31 @@ class TensorParallel:
         """Start and end of this rank's equal part of `length` items."""
         step = length // self.size
         return self.rank * step, (self.rank + 1) * step
+
+
+class ExpertParallel:
+    """Expert-parallel group of a graph; `ExpertParallel()` is one rank alone.
+
+    Each rank has its own rows, as many as the others, and a share of the experts. gather: rows [T, ...] -> those of all
+    ranks [size * T, ...]. scatter: partial sums [size * T, ...] -> the sums of its own rows [T, ...].
+    """
+
+    def __init__(self, collectives: Collectives | None = None, group: Sequence[int] = (0,)):
+        self.size = len(group)
+        self.rank = 0
+        self.gather = self.scatter = nn.Identity()
+        if self.size == 1:
+            return
+        self._collectives = collectives
+        self._group = tuple(group)
+        self.rank = self._group.index(collectives.world.rank)
+        self.gather = GatherRows(collectives, group)
+        self.scatter = ScatterRows(collectives, group)
+
+    def largest(self, numbers: np.ndarray) -> np.ndarray:
+        """Compute the elementwise maximum over the ranks, outside of graphs."""
+        return numbers if self.size == 1 else self._collectives.all_reduce_max(numbers, self._group)
+
+    def any(self, wanted: bool) -> bool:
+        """Test if any rank wants something, outside of graphs."""
+        return wanted if self.size == 1 else bool(self.largest(np.array([wanted]))[0])

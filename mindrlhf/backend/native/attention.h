@@ -219,7 +219,7 @@ void attend_gradient(const Attention &a, Output query, Input key, Input value, I
         for (int64_t row = 0; row < b.rows; ++row) {
           Input w = weights + row * size;
           Output s = slopes + row * size;
-          const float mean = sum_over(size, [=](int64_t c) { return w[c] * s[c]; });
+          const float mean = sum_over(size, [=](int64_t c) INLINE { return w[c] * s[c]; });
 #pragma omp simd
           for (int64_t c = 0; c < size; ++c) s[c] = w[c] * (s[c] - mean) * a.scale;
         }

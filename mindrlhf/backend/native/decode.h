@@ -44,8 +44,8 @@ SampledToken draw(const float *logits, int64_t size, float uniform, bool banned,
   for (int64_t first = 0; first < size; first += block) {
     const int64_t end = std::min(first + block, size);
     float *w = weights + first;
-    sums.push_back(
-        sum_over(end - first, [=](int64_t j) { return w[j] = w[j] == -INFINITY ? 0.0f : exponential(w[j] - top); }));
+    sums.push_back(sum_over(
+        end - first, [=](int64_t j) INLINE { return w[j] = w[j] == -INFINITY ? 0.0f : exponential(w[j] - top); }));
     total += sums.back();
   }
   int64_t token = 0;
@@ -84,7 +84,8 @@ struct DecodeCall {
 const int64_t kContextRows = 128, kSlotRows = 32;  // context tokens per step, of all slots and of one slot
 
 // The first inputs: ids .. prefixes int32[B], context int32[B, n], histories int32[B, h], uniform [B, n], rules [r, B],
-// stops int32[s], weights int32[2 * layers]; see `decode_tokens` in operators.py.
+// stops int32[s], weights int32[2 * layers], routing int32[B, layers with experts, S, chosen]; see `decode_tokens` in
+// operators.py.
 struct DecodeInputs {
   const int32_t *ids, *places, *angles, *remaining, *banned, *leaders, *prefixes;
   const DecodeCall *call;
@@ -94,6 +95,7 @@ struct DecodeInputs {
   Input embedding, cos, sin, norm, head;
   const DecodeNumbers *numbers;
   const int32_t *weights;
+  int32_t *routing;
 };
 
 // The caches of a layer, which follow in the inputs between the weights of its halves: see `CacheArrays`.
@@ -196,6 +198,7 @@ class Decoding {
         known_(shapes[INDEX(DecodeInputs, cos)][0]),
         d_(shapes[INDEX(DecodeInputs, cos)][1]),
         stops_end_(in_.stops + shapes[INDEX(DecodeInputs, stops)][0]),
+        routing_(shapes[INDEX(DecodeInputs, routing)]),
         words_(read_weights(arguments, shapes)),
         out_(arguments.next<DecodeOutputs>()),
         drafts_(in_.histories, slots_, shapes[INDEX(DecodeInputs, histories)][1]),
@@ -254,6 +257,7 @@ class Decoding {
     Output x = memory.data(), rest = x + tiles.columns * hidden_, h = x + layered, normed = h + drawn.columns * hidden_;
     Output logits = normed + drawn.columns * hidden_, apart = logits + drawn.columns * vocabulary_;
     to_tiles(tiles, hidden_, [&](int64_t row) { return in_.embedding + rows_.ids[row] * hidden_; }, x);
+    experts_done_ = 0;
     for (const DecodeLayer<Number> &layer : layers_) compute_layer(layer, tiles, x, rest);
     pick_tiles(tiles, x, drawn, rows_.drawing.data(), hidden_, h);
     norm_tiles(drawn, h, in_.norm, numbers_.epsilon, normed, hidden_);
@@ -280,7 +284,12 @@ class Decoding {
     const auto &weights = layer.feed_forward.arrays;
     if (weights.router) {
       const ExpertChoice choice{numbers_.chosen, numbers_.normalises != 0};
-      return decode_experts<Number>(weights, layer.feed_forward_maps, sizes, numbers_.epsilon, choice, tiles, x, x, memory);
+      std::vector<int32_t> places(numbers_.records ? rows_.ids.size() : 0);
+      for (size_t row = 0; row < places.size(); ++row) places[row] = now.base + now.own(row) - 1;
+      const RoutingRecord record{numbers_.records ? in_.routing : nullptr, routing_[1], experts_done_++, routing_[2],
+                                 rows_.slots.data(), places.data()};
+      return decode_experts<Number>(weights, layer.feed_forward_maps, sizes, numbers_.epsilon, choice, record, tiles, x, x,
+                                    memory);
     }
     decode_feed_forward<Number>(weights, layer.feed_forward_maps, sizes, numbers_.epsilon, tiles, x, x, memory);
   }
@@ -327,9 +336,10 @@ class Decoding {
   const DecodeNumbers &numbers_;
   const int64_t slots_, tokens_, vocabulary_, hidden_, known_, d_;  // known_: positions in the tables of angles
   const int32_t *const stops_end_;
+  const Shape routing_;  // of the cache of the routing
   std::vector<DecodeLayer<Number>> layers_;
   LinearMaps<Number> head_;
-  int64_t most_ = 0;  // floats of memory per column
+  int64_t most_ = 0, experts_done_ = 0;  // floats of memory per column; layers with experts that a step has computed
   const WordMemory words_;
   const DecodeOutputs out_;
   DecodeRows rows_;

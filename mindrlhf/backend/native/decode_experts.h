@@ -25,6 +25,19 @@ struct ExpertChoice {
   bool normalises;
 };
 
+// Where the experts of a step's rows are written: the cache of the routing, int32[slots, layers, size, count]; null: nowhere.
+// slots: of each row; null: a row is a slot. places: of each row, in the cache.
+struct RoutingRecord {
+  int32_t *cache;
+  int64_t layers, layer, size;
+  const int32_t *slots, *places;
+
+  int32_t *at(int64_t row, int64_t count) const {
+    const int64_t slot = slots ? slots[row] : row, place = std::min<int64_t>(std::max(places[row], 0), size - 1);
+    return cache + ((slot * layers + layer) * size + place) * count;
+  }
+};
+
 // The rows of a decode step by expert. Each expert that has some gets columns of its own: tiles of its rows.
 struct ExpertColumns {
   struct Own {
@@ -66,6 +79,14 @@ struct ExpertColumns {
     }
     std::vector<int64_t> next(experts, 0);
     for (const auto &[expert, share] : chosen) places.push_back({numbers[expert], next[expert]++, share});
+  }
+
+  // Writes the experts of all rows, `count` of each.
+  void record(const RoutingRecord &to, int64_t count) const {
+    const int64_t rows = to.cache ? places.size() / count : 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < count; ++i) to.at(row, count)[i] = owns[places[row * count + i].own].expert;
+    }
   }
 };
 
@@ -246,24 +267,35 @@ class DecodeExperts {
 
 template <typename Number>
 void decode_experts(const FeedForwardWeights<Input> &w, const LinearMaps<Number> &maps, const DecodeSizes &sizes,
-                    float epsilon, const ExpertChoice &choice, const ColumnTiles &tiles, Input x, Output y, Output memory) {
+                    float epsilon, const ExpertChoice &choice, const RoutingRecord &record, const ColumnTiles &tiles, Input x,
+                    Output y, Output memory) {
   const int64_t experts = (maps.end() - maps.begin()) / FEED_FORWARD_MAPS;
   norm_tiles(tiles, x, w.norm, epsilon, memory, sizes.hidden);
   std::vector<float> shares = expert_shares(w.router, experts, sizes.hidden, tiles, memory);
   const ExpertColumns columns(shares, tiles.rows, experts, choice, kLeastColumns<Number>);
+  columns.record(record, choice.count);
   DecodeExperts<Number> all(maps, sizes, columns);
   all.run(tiles, memory);
   all.add(tiles, choice.count, y);
 }
 
+struct DecodeExpertInputs {
+  Input x;
+  const DecodeExpertNumbers *numbers;
+  const int32_t *places;
+  int32_t *routing;
+};
+
 template <typename Number>
 int decode_experts_half_of(void **params, int *ndims, int64_t **shapes) {
-  auto half = [](const DecodeExpertNumbers &numbers, const auto &weights, const auto &maps, const auto &sizes,
-                 const auto &...rest) {
+  const int64_t *cache = shapes[INDEX(DecodeExpertInputs, routing)];
+  auto half = [=](const DecodeExpertInputs &in, const auto &weights, const auto &maps, const auto &sizes, const auto &...rest) {
+    const auto &numbers = *in.numbers;
     const ExpertChoice choice{numbers.chosen, numbers.normalises != 0};
-    decode_experts<Number>(weights, maps, sizes, numbers.epsilon, choice, rest...);
+    const RoutingRecord record{numbers.layer < 0 ? nullptr : in.routing, cache[1], numbers.layer, cache[2], nullptr, in.places};
+    decode_experts<Number>(weights, maps, sizes, numbers.epsilon, choice, record, rest...);
   };
-  return decode_feed_forward_with<Number, DecodeExpertNumbers>(params, ndims, shapes, half);
+  return decode_feed_forward_with<Number, DecodeExpertInputs>(params, ndims, shapes, half);
 }
 
 }  // namespace

@@ -164,14 +164,10 @@ int64_t feed_forward_memory(const Given<FeedForwardWeights, Input> &given, const
   return given.arrays.router ? 0 : inner_memory(maps);
 }
 
-// Computes a feed-forward half for one row of each slot. Inputs: x [B, hidden], numbers, the weights. Output: y
-// [B, hidden]. half(numbers, weights, maps, sizes, tiles, x, y, memory) computes it for tiles.
-template <typename Number, typename Numbers, typename Half>
+// Computes a feed-forward half for one row of each slot. Inputs: x [B, hidden], numbers, further ones, the weights. Output: y
+// [B, hidden]. half(inputs, weights, maps, sizes, tiles, x, y, memory) computes it for tiles.
+template <typename Number, typename Inputs, typename Half>
 int decode_feed_forward_with(void **params, int *ndims, int64_t **shapes, Half half) {
-  struct Inputs {
-    Input x;
-    const Numbers *numbers;
-  };
   struct Outputs {
     Output y;
   };
@@ -184,18 +180,23 @@ int decode_feed_forward_with(void **params, int *ndims, int64_t **shapes, Half h
   maps.pack(words.data());
   const DecodeSizes sizes{shapes[0][1], 0, 0, feed_forward_inner(given), feed_forward_memory(given, maps)};
   auto run = [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
-    half(*p.numbers, given.arrays, maps, sizes, tiles, x, y, memory);
+    half(p, given.arrays, maps, sizes, tiles, x, y, memory);
   };
   in_tiles<Number>(p.x, shapes[0][0], sizes, p.numbers->residual, out.y, run);
   return 0;
 }
 
+struct DecodeFeedForwardInputs {
+  Input x;
+  const HalfNumbers *numbers;
+};
+
 template <typename Number>
 int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
-  auto half = [](const HalfNumbers &numbers, const auto &weights, const auto &maps, const auto &sizes, const auto &...rest) {
-    decode_feed_forward<Number>(weights, maps, sizes, numbers.epsilon, rest...);
+  auto half = [](const auto &in, const auto &weights, const auto &maps, const auto &sizes, const auto &...rest) {
+    decode_feed_forward<Number>(weights, maps, sizes, in.numbers->epsilon, rest...);
   };
-  return decode_feed_forward_with<Number, HalfNumbers>(params, ndims, shapes, half);
+  return decode_feed_forward_with<Number, DecodeFeedForwardInputs>(params, ndims, shapes, half);
 }
 
 // Computes logits. Inputs: x [B, in], weight [out, in] or packed. Output: logits [B, out].

@@ -249,7 +249,7 @@ class ExpertsGradient {
 #pragma omp simd reduction(+ : total)
     for (int64_t c = 0; c < inner_; ++c) total += slope[c] * product[c];
     out_.d_shares[choice] = total;
-    fill(act, inner_, [=](int64_t c) { return share * product[c]; });
+    fill(act, inner_, [=](int64_t c) INLINE { return share * product[c]; });
 #pragma omp simd
     for (int64_t c = 0; c < inner_; ++c) slope[c] *= share;
     gated_gradient(slope, gate, up, d_gate, d_up, inner_);

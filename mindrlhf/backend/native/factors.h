@@ -39,6 +39,10 @@ __attribute__((always_inline)) inline Number rounded(float x) {
 typedef uint32_t RoundedBits __attribute__((vector_size(4 * kRegister)));
 typedef uint16_t RoundedTo __attribute__((vector_size(2 * kRegister)));
 
+// Of a function that a loop calls for each number: a call would take the numbers one at a time, not in registers. Compilers
+// decide by themselves what they inline, and a use of the loop elsewhere can change it.
+#define INLINE __attribute__((always_inline))
+
 // Sets y[i] = term(i), rounded, for 0 <= i < n. Rounds a whole register at once, which compilers do not do by themselves.
 template <typename Number, typename Term>
 __attribute__((always_inline)) inline void fill(Number *y, int64_t n, Term term) {
@@ -62,7 +66,7 @@ __attribute__((always_inline)) inline void fill(Number *y, int64_t n, Term term)
 
 template <typename Number>
 void round_numbers(Input x, int64_t count, Number *y) {
-  fill(y, count, [=](int64_t i) { return x[i]; });
+  fill(y, count, [=](int64_t i) INLINE { return x[i]; });
 }
 
 // Returns the factors of an array: the array itself (float), or a rounded copy in `memory` (bfloat16).

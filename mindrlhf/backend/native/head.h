@@ -74,8 +74,9 @@ int token_log_probs_of(void **params, int *, int64_t **shapes) {
       const float top = largest(x, h.vocabulary) * h.inverse;
       float *e = scratch(h.vocabulary);
       const float inverse = h.inverse;
-      const float total = sum_over(h.vocabulary, [=](int64_t j) { return e[j] = exponential(x[j] * inverse - top); });
-      const float weighted = sum_over(h.vocabulary, [=](int64_t j) { return e[j] * (x[j] * inverse - top); });
+      const int64_t n = h.vocabulary;
+      const float total = sum_over(n, [=](int64_t j) INLINE { return e[j] = exponential(x[j] * inverse - top); });
+      const float weighted = sum_over(n, [=](int64_t j) INLINE { return e[j] * (x[j] * inverse - top); });
       const float log_total = std::log(total);
       const int64_t token = h.given[i];
       out[0][token] = x[h.targets[token]] * h.inverse - top - log_total;

@@ -66,7 +66,7 @@ inline float largest(const float *x, int64_t n) {
 // Replaces x [n] by exp(x - max(x)) / sum(exp(x - max(x))).
 inline void softmax(float *x, int64_t n) {
   const float top = largest(x, n);
-  const float inverse = 1.0f / sum_over(n, [=](int64_t i) { return x[i] = exponential(x[i] - top); });
+  const float inverse = 1.0f / sum_over(n, [=](int64_t i) INLINE { return x[i] = exponential(x[i] - top); });
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
 }
@@ -75,9 +75,9 @@ inline void softmax(float *x, int64_t n) {
 template <typename Number>
 void norm_rows(const float *x, const float *weight, float eps, Number *y, int64_t rows, int64_t size) {
   for (int64_t i = 0; i < rows; ++i, x += size, y += size) {
-    const float squares = sum_over(size, [=](int64_t j) { return x[j] * x[j]; });
+    const float squares = sum_over(size, [=](int64_t j) INLINE { return x[j] * x[j]; });
     const float scale = 1.0f / std::sqrt(squares / size + eps);
-    fill(y, size, [=](int64_t j) { return x[j] * scale * weight[j]; });
+    fill(y, size, [=](int64_t j) INLINE { return x[j] * scale * weight[j]; });
   }
 }
 
@@ -86,8 +86,8 @@ void norm_rows(const float *x, const float *weight, float eps, Number *y, int64_
 void norm_gradient_rows(const float *dy, const float *x, const float *weight, float eps, float *dx, float *sum,
                         int64_t rows, int64_t size, bool add = false) {
   for (int64_t i = 0; i < rows; ++i, dy += size, x += size, dx += size) {
-    const float squares = sum_over(size, [=](int64_t j) { return x[j] * x[j]; });
-    const float product = sum_over(size, [=](int64_t j) { return dy[j] * weight[j] * x[j]; });
+    const float squares = sum_over(size, [=](int64_t j) INLINE { return x[j] * x[j]; });
+    const float product = sum_over(size, [=](int64_t j) INLINE { return dy[j] * weight[j] * x[j]; });
     const float scale = 1.0f / std::sqrt(squares / size + eps);
     const float back = product * scale * scale * scale / size;
 #pragma omp simd
@@ -115,7 +115,7 @@ void turn(const float *x, const float *cos, const float *sin, float sign, float 
 // Computes y = silu(gate) * up for n numbers; y may be the same array as gate.
 template <typename Number>
 void gated(const float *gate, const float *up, Number *y, int64_t n) {
-  fill(y, n, [=](int64_t i) { return gate[i] / (1.0f + exponential(-gate[i])) * up[i]; });
+  fill(y, n, [=](int64_t i) INLINE { return gate[i] / (1.0f + exponential(-gate[i])) * up[i]; });
 }
 
 // Computes d_gate and d_up from dy, the gradient of the result of `gated`; they may be the same arrays as gate and up.

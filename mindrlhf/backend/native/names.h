@@ -28,16 +28,16 @@ struct ExpertNumbers {
 };
 
 // The numbers of a half with experts in a decode step. chosen: experts of a token; normalises: the shares of a token's experts
-// are divided by their sum.
+// are divided by their sum; layer: its place in the cache of the routing, -1 if it is not recorded.
 struct DecodeExpertNumbers {
-  int32_t residual, weights, chosen, normalises;
+  int32_t residual, weights, chosen, normalises, layer;
   float epsilon;
 };
 
-// The numbers of generation. chosen, normalises: as above.
+// The numbers of generation. chosen, normalises: as above; records: the routing is written to its cache.
 struct DecodeNumbers {
   float scale, epsilon;
-  int32_t chosen, normalises;
+  int32_t chosen, normalises, records;
 };
 
 struct NormNumbers {

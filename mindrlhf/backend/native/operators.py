@@ -177,14 +177,14 @@ class NativeOperators(Operators):
     def decode_feed_forward_half(self, x, weights, numbers):
         return self._decode_feed_forward(x, numbers_of("HalfNumbers", numbers), *weights)
 
-    def decode_experts_half(self, x, weights, numbers):
-        return self._decode_experts(x, numbers_of("DecodeExpertNumbers", numbers), *weights)
+    def decode_experts_half(self, x, weights, numbers, kept):
+        return self._decode_experts(x, numbers_of("DecodeExpertNumbers", numbers), *kept, *weights)
 
     def admit(self, slots, rows, limit, prefilled, caches):
         return self._admit(slots, rows, numbers_of("AdmitNumbers", (("limit", limit),)), *prefilled, *caches)
 
-    def decode_tokens(self, slots, uniform, rules, stop_ids, table, angles, norm, head, layers, given, numbers):
-        fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given))
+    def decode_tokens(self, slots, uniform, rules, stop_ids, table, angles, norm, head, kept, layers, given, numbers):
+        fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given), kept)
         return self._tokens(*slots, uniform, rules, stop_ids, *fixed, *layers)
 
     def squared_norm(self, gradients):

@@ -43,7 +43,7 @@ ENTRY_POINT(squared_norm) {
     const float *x = p[parts[part].tensor] + parts[part].first;
     for (int64_t j = 0; j < parts[part].size; j += 256) {
       const int64_t n = std::min<int64_t>(256, parts[part].size - j);
-      sums[part] += sum_over(n, [own = x + j](int64_t i) { return own[i] * own[i]; });
+      sums[part] += sum_over(n, [own = x + j](int64_t i) INLINE { return own[i] * own[i]; });
     }
   });
   *p[nparam - 1] = static_cast<float>(std::accumulate(sums.begin(), sums.end(), 0.0));

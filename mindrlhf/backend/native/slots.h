@@ -95,7 +95,7 @@ void score(const float *q, const Cached *keys, int64_t first, int64_t end, int64
   if (d == 4 * kLanes) return score_lanes<4>(q, keys, first, end, weights);
   if (d == 8 * kLanes) return score_lanes<8>(q, keys, first, end, weights);
   for (int64_t t = first; t < end; ++t) {
-    weights[t] = sum_over(d, [q, key = keys + t * d](int64_t c) { return q[c] * number(key[c]); });
+    weights[t] = sum_over(d, [q, key = keys + t * d](int64_t c) INLINE { return q[c] * number(key[c]); });
   }
 }
 
