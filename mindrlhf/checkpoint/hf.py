@@ -12,7 +12,9 @@ from mindrlhf.checkpoint.hf_tensors import split
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.stored_tensor import STORAGE, StoredDtype
 from mindrlhf.checkpoint.weight_source import INDEX_FILE, SINGLE_FILE
+from mindrlhf.configs.images import PREPROCESSOR_FILE, has_image_settings, read_image_settings
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.vision import with_image_settings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
@@ -31,20 +33,25 @@ FILLERS = ("pad_token_id", "bos_token_id")
 _OWN_FILES = (CARD_FILE, CURVE_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.model")
 
 
-def read_hf_config(directory: str | Path) -> ModelConfig:
+def read_hf_config(directory: str | Path, seeing: bool = False) -> ModelConfig:
     """Read the model configuration of a Hugging Face folder.
 
+    seeing: also read models with images, which some commands run.
+
     Stop tokens come from `config.json` and `generation_config.json`, in that order (Qwen2.5-Instruct names one and
-    two); padding and beginning tokens come from the second file if the first has none.
+    two); padding and beginning tokens come from the second file if the first has none. Of a model that sees, the
+    preparation of images comes from `preprocessor_config.json`, if it is there.
     """
     file = Path(directory, CONFIG_FILE)
     raw = read_json(file)
-    config = ModelConfig.from_hf(raw, str(file))
+    config = ModelConfig.from_hf(raw, str(file), seeing)
     generation = generation_defaults(directory)
     tokens = {key: generation[key] for key in ("eos_token_id", *FILLERS) if generation.get(key) is not None}
-    more = ModelConfig.from_hf({**raw, **tokens}, str(file.with_name(GENERATION_FILE)))
+    more = ModelConfig.from_hf({**raw, **tokens}, str(file.with_name(GENERATION_FILE)), seeing)
     ends = tuple(dict.fromkeys((*config.eos_token_ids, *more.eos_token_ids)))
     gaps = {key: getattr(more, key) for key in FILLERS if getattr(config, key) is None}
+    if config.vision and has_image_settings(directory):
+        gaps["vision"] = with_image_settings(config.vision, read_image_settings(directory), str(directory))
     return config.model_copy(update={"eos_token_ids": ends, **gaps})
 
 
@@ -98,6 +105,8 @@ def companion_files(
         folder = Path(name)
         write_json(folder / CONFIG_FILE, {**config.to_hf(), "torch_dtype": dtype})
         write_json(folder / GENERATION_FILE, {**tokens, **(generation or {}), **known})
+        if config.vision and config.vision.images:
+            write_json(folder / PREPROCESSOR_FILE, config.vision.images.to_hf())
         for file, content in (card or {}).items():
             (folder / file).write_bytes(content)
         if tokenizer is not None:

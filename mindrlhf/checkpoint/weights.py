@@ -38,8 +38,11 @@ def hf_folder(path: str | Path) -> Path | None:
     return newest(path, Checkpoint.verify_description).hf_folder if is_checkpoint(path) else None
 
 
-def checkpoint_config(path: str | None) -> ModelConfig | None:
-    """Read the architecture of a checkpoint; None without a configuration."""
+def checkpoint_config(path: str | None, seeing: bool = False) -> ModelConfig | None:
+    """Read the architecture of a checkpoint; None without a configuration.
+
+    seeing: also of a model with images.
+    """
     if path is None:
         return None
     if not Path(path).exists():
@@ -49,7 +52,7 @@ def checkpoint_config(path: str | None) -> ModelConfig | None:
     if folder is None and Path(path).is_dir() and not any(Path(path).rglob("*.[cs]*")):
         found = f"{path}: has no {CONFIG_FILE} and no weights"
         raise UserError(f"{found}; give an HF directory, hub id, .gguf, .safetensors or .ckpt file.")
-    return None if folder is None else read_hf_config(folder)
+    return None if folder is None else read_hf_config(folder, seeing)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,30 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse flags and settings in any of their forms. UserError for an unknown name."""
+        if self._takes_a_command:
+            own = deque(words)
+            flags = self._flags_before_a_command(own)
+            return self.parse_args([*flags, *([] if own and own[0] == "--" else ["--"]), *own])
         return self.parse_intermixed_args(self._usual(deque(words)))
+
+    @property
+    def _takes_a_command(self) -> bool:
+        """Tell whether another command with its own flags follows this one's."""
+        return any(action.nargs == argparse.REMAINDER for action in self._get_positional_actions())
+
+    def _flags_before_a_command(self, words: deque[str]) -> list[str]:
+        """Take this command's flags, up to the first word of the other."""
+        flags: list[str] = []
+        while words and words[0] != "--":
+            name, equals, value = words[0].removeprefix("--").partition("=")
+            flag = self._flag(name) if words[0].startswith("--") or equals else None
+            if flag is None and words[0].startswith("--"):
+                self._check_setting(name)
+            if flag is None:
+                break
+            words.popleft()
+            flags += self._with_value(flag, value if equals else None, words)
+        return flags
 
     def _usual(self, words: deque[str]) -> list[str]:
         """Rewrite words in argparse's form: flags last, with dashes."""

@@ -21,7 +21,8 @@ from mindrlhf.commands.generation import (
 from mindrlhf.commands.model_flags import add_message_flags
 from mindrlhf.configs.grpo import RolloutSettings, SamplingSettings
 from mindrlhf.configs.loading import load_settings
-from mindrlhf.data.requests import read_requests, typed_requests
+from mindrlhf.configs.vision_checks import check_generating_images
+from mindrlhf.data.requests import Request, read_requests, typed_requests
 from mindrlhf.data.templates import NAMES
 from mindrlhf.environments.conversations import ConversationCounts
 from mindrlhf.environments.open import open_conversations, sandbox_note
@@ -33,6 +34,8 @@ from mindrlhf.files.printable import LAYOUT, printable
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.records.rows import turns_of
 from mindrlhf.rollout.generator import Generator, language_model
+from mindrlhf.run.picture_prompts import PictureForm
+from mindrlhf.run.picture_requests import read_picture_requests, typed_picture_requests
 from mindrlhf.types import Rollout
 
 
@@ -46,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a user's question; repeatable")
     prompts.add_argument("--prompts", help=rows)
+    shown = "image file that each --prompt shows, where it has <image> or before its text; repeatable"
+    add("--image", action="append", default=[], metavar="FILE", help=shown)
     add_message_flags(parser, f"of --prompt, as of `mindrlhf data`: {', '.join(NAMES)}, or a jinja2 file")
     add("--output", type=Path, help="JSONL: each row with its responses (default, with --prompt: the terminal)")
     add("--step", type=int, default=0, help="draw as in this training step, with the same seed (default 0)")
@@ -58,7 +63,8 @@ def run(args: argparse.Namespace) -> None:
     settings = rollout_settings(args, args.overrides)
     check_generation(args, settings)
     args = local_models(args)
-    language_model(args.model)  # refuses a folder that is no model, before its tokenizer is looked for
+    # This refuses a folder that is no model, before its tokenizer is looked for.
+    check_generating_images(language_model(args.model, seeing=True), args.model, settings, args.image, args.prompts)
     tokenizer = open_tokenizer(args, args.model)
     if args.prompts and not args.output:
         raise UserError("--output is missing; give the name of a JSONL file for the responses.")
@@ -76,14 +82,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Generator) -> None:
-    tools = tool_schemas(None if isinstance(settings.environment, dict) else settings.environment, settings.tools)
     tokenizer = generator.tokenizer
     variables = args.chat_template_kwargs
-    if args.prompt:
-        texts = args.prompt[: args.limit]
-        requests = typed_requests(texts, tokenizer, args.template, args.system_prompt, tools, variables)
-    else:
-        requests = read_requests(args.prompts, tokenizer, args.limit, tools, variables)
+    requests = _requests(args, settings, generator)
     notes = sys.stdout if args.output else sys.stderr
     with ExitStack() as stack:
         opened = settings, tokenizer, args.seed, stack, variables
@@ -113,6 +114,23 @@ def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Ge
         f"compiling took {spent.compile_s:.1f} s more)",
         file=notes,
     )
+
+
+def _requests(args: argparse.Namespace, settings: RolloutSettings, generator: Generator) -> list[Request]:
+    """Read the prompts of a file, or write the typed ones."""
+    tools = tool_schemas(None if isinstance(settings.environment, dict) else settings.environment, settings.tools)
+    tokenizer = generator.tokenizer
+    variables = args.chat_template_kwargs
+    vision = generator.model.vision
+    texts = args.prompt and args.prompt[: args.limit]
+    if vision:
+        form = PictureForm(template=args.template, system=args.system_prompt, variables=variables)
+        if texts:
+            return typed_picture_requests(texts, args.image, tokenizer, vision, form)
+        return read_picture_requests(args.prompts, tokenizer, vision, form, args.limit)
+    if texts:
+        return typed_requests(texts, tokenizer, args.template, args.system_prompt, tools, variables)
+    return read_requests(args.prompts, tokenizer, args.limit, tools, variables)
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

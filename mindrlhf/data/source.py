@@ -32,9 +32,14 @@ def read_sources(names: str | Path, limit: int | None = None, split: str | None 
 
     names: a file, a folder or a hub's dataset each, with commas between them.
     """
+    return [row for part in source_names(names) for row in read_source(part, limit, split)][:limit]
+
+
+def source_names(names: str | Path) -> list[str | Path]:
+    """Divide the names of several sources; see `read_sources`."""
     parts = str(names).split(SEPARATOR)
     several = len(parts) > 1 and not Path(names).exists() and all(map(is_source, parts))
-    return [row for part in (parts if several else [names]) for row in read_source(part, limit, split)][:limit]
+    return [*parts] if several else [names]
 
 
 def is_source(path: str | Path) -> bool:

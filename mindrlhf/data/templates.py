@@ -105,20 +105,21 @@ def prompt_ids(
     tokenizer: Tokenizer,
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
+    reader: MessageReader | None = None,
 ) -> list[list[int]]:
     """Write the prompt of each row as ids.
 
     places: the rows' places, for messages. instruction: the task's, below a question. template: its name or file; None
     is the tokenizer's own chat template, or the chat of its model family. system: replaces the rows' system prompts; ""
     removes them, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists.
-    variables: additional ones of that template. UserError as `Template` and `write_prompts`, and for a conversation of
-    several turns with a template for one question.
+    variables: additional ones of that template. reader: of messages, instead of the tokenizer's. UserError as
+    `Template` and `write_prompts`, and for a conversation of several turns with a template for one question.
     """
     question = None if template in (None, OWN, THINK, *CHATS) else load_template(template)
     tokenizer, variables = with_variables(tokenizer, variables)
     if tools:
         _check_tools(tokenizer, template)
-    reader = MessageReader(tokenizer)
+    reader = reader or MessageReader(tokenizer)
     if question is not None:
         rendered = [
             _question(row, where, instruction, system, question, reader)

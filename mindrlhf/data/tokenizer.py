@@ -1,6 +1,7 @@
 """Text to token ids and back; bare vocabulary files get Qwen2's text pipeline."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
@@ -23,6 +24,12 @@ from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import write_json
 from mindrlhf.files.text import is_there
 from mindrlhf.models.families import VOCABULARY
+
+# What a tokenizer is tried on when it is opened, each length in turn, and the seconds that a length may take: patterns
+# whose time grows with the square of a text's length need them, others some milliseconds.
+_RUNS = {"letters": "a", "spaces": " ", "digits": "1", "signs": "!", "words": "a1 !"}
+_LENGTHS = (1_000, 4_000, 16_000)
+_MOST_SECONDS = 1.0
 
 CHAT_TOKENS = VOCABULARY.control[:3]  # end of text, begin and end of a turn
 
@@ -85,6 +92,7 @@ class Tokenizer(ConfiguredTokenizer):
             core = tokenizers.Tokenizer.from_file(str(path))
         core.no_padding()
         core.no_truncation()
+        _check_pace(core, path)
         return cls(core, read_config(path.parent) or {}, str(path))
 
     def encode(self, text: str) -> list[int]:
@@ -211,6 +219,22 @@ def _check_merges(core: tokenizers.Tokenizer, vocab_path: Path, merges_path: Pat
             f"{merges_path}: lacks the merges of {missing:,} of the {len(longer):,} tokens in {vocab_path} that have "
             "several letters; the file is cut or of another model, so get it again."
         )
+
+
+def _check_pace(core: tokenizers.Tokenizer, path: Path) -> None:
+    """Raise UserError if long words or white space take too much time.
+
+    With some patterns the time grows with the square of a text's length: a downloaded file would hold a run up for
+    hours over one long text.
+    """
+    for kind, letters in _RUNS.items():
+        for length in _LENGTHS:
+            begun = time.thread_time()
+            with _understood(f"{path}: the tokenizer fails on {length:,} {kind}, so it is damaged or hostile"):
+                core.encode(letters * (length // len(letters)), add_special_tokens=False)
+            if (spent := time.thread_time() - begun) > _MOST_SECONDS:
+                fault = f"{path}: {length:,} {kind} take {spent:.1f} s of the processor, more than {_MOST_SECONDS} s"
+                raise UserError(f"{fault}; its normalizer or pre_tokenizer has a slow pattern, so take another file.")
 
 
 def _existing(path: str | Path) -> Path:

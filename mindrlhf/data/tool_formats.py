@@ -164,7 +164,8 @@ def read_call(value: Any) -> ToolCall:
 def with_calls_as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
     """Write a message's calls into its content. Raises ValueError for calls of another kind."""
     calls = [tool_format.render(read_call(call)) for call in message.get("tool_calls") or ()]
-    content = "\n".join(filter(None, [message.get("content"), *calls]))
+    said = message.get("content") or ""  # a text, or parts without calls
+    content = "\n".join(filter(None, [said, *calls])) if calls else said
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
 
 

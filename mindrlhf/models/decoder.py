@@ -7,7 +7,8 @@
 Linear weights are [out, in] as in HF and MindFormers. The parameters are passed by name (`parameters.py` has the
 table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of one
 pipeline stage's layers. Adapter matrices that `config` does not have are not used: `ModelConfig.base` is the same model
-without its adapters. Not supported: dropout except of adapters' inputs, sliding windows.
+without its adapters. A model that sees has a vision tower (`models.vision`) on its first stage. Not supported:
+dropout except of adapters' inputs, sliding windows.
 """
 
 from collections.abc import Mapping
@@ -15,59 +16,49 @@ from collections.abc import Mapping
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend.comm.broadcast import expand
-from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.backend.comm.graph_collectives import ExpertParallel, TensorParallel
 from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.allowed_tokens import masked_tokens, without
+from mindrlhf.models.embedding import Embedding
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Materials, Norm
-from mindrlhf.models.inputs import DROPOUT, INPUT_IDS, LENGTHS, NAMES, POSITIONS, PREFIX_IDS, PREFIX_LENGTHS
-from mindrlhf.models.layer import Layer, ScaleGradient, side_outputs
+from mindrlhf.models.inputs import (
+    DROPOUT,
+    INPUT_IDS,
+    LENGTHS,
+    NAMES,
+    PATCH_PLACES,
+    PATCHES,
+    POSITIONS,
+    PREFIX_IDS,
+    PREFIX_LENGTHS,
+    ROUTING,
+    SEEN,
+)
+from mindrlhf.models.layer import Layer, side_outputs
 from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
+from mindrlhf.models.routing import RoutingForm
+from mindrlhf.models.vision.positions import section_spans
+from mindrlhf.models.vision.tower import Tower
 from mindrlhf.models.weight import Weight
-
-
-class Embedding(nn.Cell):
-    """Lookup of token ids int32[T] -> [T, hidden], outside of the parallel regions.
-
-    weight: [vocab, hidden], or [vocab / size, hidden] cut by vocabulary. tied: the head uses the same weight.
-    """
-
-    def __init__(self, weight: Parameter, vocab_size: int, tied: bool, shards: TensorParallel):
-        super().__init__(auto_prefix=False)
-        self.weight = Weight(weight)
-        self.cut = weight.shape[0] != vocab_size
-        self.first, self.end = shards.share(vocab_size)
-        self.rank = shards.rank
-        self.size = shards.size
-        self.sequence = shards.sequence
-        self.leave = shards.leave
-        # Every rank looks up the same rows of a whole table, but computes the head's gradient for its own rows only.
-        # Both gradients are summed over the ranks together, so the lookup's gradient is divided by their number.
-        self.gradient = ScaleGradient(1.0 / shards.size) if tied and shards.size > 1 else nn.Identity()
-
-    def construct(self, ids):
-        if self.cut:
-            inside = ops.logical_and(ids >= self.first, ids < self.end)
-            rows = self.weight.rows(ops.select(inside, ids - self.first, ops.zeros_like(ids)))
-            return self.leave(rows * expand(inside.astype(rows.dtype).reshape((-1, 1)), rows.shape))
-        if self.sequence:
-            share = ids.shape[0] // self.size
-            return self.weight.rows(ids[self.rank * share : (self.rank + 1) * share])
-        return self.gradient(self.weight.rows(ids))
 
 
 class Decoder(nn.Cell):
     """Decoder up to the final norm with the head's weight, or one stage's layers.
 
     operators: of a device, with the dtype of activations and caches; the parameters stay float32. max_positions: number
-    of positions of the rotary table. shards: the tensor-parallel ranks that share the layers.
+    of positions of the rotary table. shards: the tensor-parallel ranks that share the layers. spread: those over which
+    experts are spread.
     layers: layers of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
     recompute: the backward pass computes each fused half of a layer again from its input.
     for_updates: adapters have dropout as in `config`; the halves are composed then. packed: weights packed for decode
-    steps (`PackedWeights`), by name; the operators must be for this packing.
+    steps (`PackedWeights`), by name; the operators must be for this packing. replays: the routing of experts is an
+    input of the positions. records: it is a side output of each layer with experts, and decode steps write it to a
+    cache.
 
     inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`). sides: side outputs of this
-    stage's layers, in order; model_sides: of all stages' layers.
+    stage's layers, in order; model_sides: of all stages' layers. never_drawn: see `models.allowed_tokens`.
     """
 
     def __init__(
@@ -83,24 +74,25 @@ class Decoder(nn.Cell):
         recompute: bool = False,
         for_updates: bool = False,
         packed: Mapping[str, Parameter] | None = None,
+        replays: bool = False,
+        records: bool = False,
+        spread: ExpertParallel | None = None,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
+        self.spread = spread or ExpertParallel()
         numbers = range(config.num_layers) if layers is None else layers
         self.is_first = is_first
         self.is_last = is_last
         self._hold_device(operators, shards)
         dropout = config.dropout if for_updates else 0.0
         self.drops = dropout > 0
-        self.row_inputs = (DROPOUT,) if self.drops else ()
-        self.inputs = (*NAMES, *self.row_inputs)
-        self.shared_inputs = len(NAMES)
-        self.sides = side_outputs(config, numbers)
-        self.model_sides = side_outputs(config, range(config.num_layers))
+        self._hold_arrays(config, numbers, replays, records)
         self.hidden_size = config.hidden_size
         self.head_trains = config.adapter is None
         if self.is_first:
             self.embed = Embedding(parameters.get(EMBEDDING), config.vocab_size, config.tie_word_embeddings, shards)
+            self.tower = Tower(config.vision, parameters, operators) if self.sees else None
         if self.is_last:
             self._hold_head(config, parameters, packed or {})
         of_halves = operators.composed if dropout else operators
@@ -116,6 +108,9 @@ class Decoder(nn.Cell):
                 recompute=recompute,
                 dropout=dropout,
                 packed=packed or {},
+                spread=self.spread,
+                replays=replays,
+                records=records,
             )
             for i in numbers
         ]
@@ -123,10 +118,34 @@ class Decoder(nn.Cell):
         self.positions = max_positions
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
-        experts = (("chosen", config.num_experts_per_tok), ("normalises", config.norm_topk_prob))
-        self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps), *experts)
-        # The operator that draws several tokens reads the whole model.
-        self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and self.last_layer is not None
+        choice = (("chosen", config.num_experts_per_tok), ("normalises", config.norm_topk_prob), ("records", records))
+        self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps), *choice)
+        self._hold_drawing(operators)
+
+    def _hold_arrays(self, config: ModelConfig, numbers: range, replays: bool, records: bool) -> None:
+        """Set the names of inputs and side outputs, and their forms."""
+        self.vision = config.vision
+        self.sees = config.vision is not None
+        self.sections = section_spans(config.vision.sections) if self.sees else ()
+        self.never_drawn = masked_tokens(config, *self.shards.share(config.vocab_size))
+        drops = (DROPOUT,) if self.drops else ()
+        self.row_inputs = (*drops, *((ROUTING,) if replays else ()), *(SEEN if self.sees else ()))
+        self.shared_inputs = len(NAMES)
+        self.first_image_input = len(NAMES) + len(self.row_inputs)
+        self.inputs = (*NAMES, *self.row_inputs, *((PATCHES, PATCH_PLACES) if self.sees else ()))
+        self.sides = side_outputs(config, numbers, records)
+        self.model_sides = side_outputs(config, range(config.num_layers), records)
+        self.replays = replays
+        self.records = records
+        self.routing = RoutingForm.of(config) if replays or records else None
+        self.has_experts = tuple(i in config.expert_layers for i in numbers)
+        self.chosen = config.num_experts_per_tok
+        self.experts = config.num_experts
+
+    def _hold_drawing(self, operators: Operators) -> None:
+        """Set the operator that draws several tokens, which reads the whole model."""
+        alone = self.shards.size == self.spread.size == 1
+        self.decodes_tokens = self.fused and alone and self.is_first and self.last_layer is not None
         self.decode_fused = operators.decode_tokens if self.decodes_tokens else None
 
     def _hold_device(self, operators: Operators, shards: TensorParallel) -> None:
@@ -189,11 +208,36 @@ class Decoder(nn.Cell):
         """
         prefix_lengths = inputs[PREFIX_LENGTHS]
         lengths = inputs[LENGTHS]
-        rows = inputs[self.shared_inputs :]
-        cos, sin = self._angles(inputs[POSITIONS])
+        rows = inputs[self.shared_inputs : self.first_image_input]
         spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
         view = self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads) if self.composed else ()
-        return cos, sin, view, self.cos, self.sin, inputs[POSITIONS], (), spans, rows
+        if self.sees:  # a table of these positions alone
+            cos, sin = self._sectioned(self.cos, inputs), self._sectioned(self.sin, inputs)
+            shape = (1, -1, 1, cos.shape[1])
+            angles = ops.arange(0, cos.shape[0]).astype("int32")
+            return cos.reshape(shape), sin.reshape(shape), view, cos, sin, angles, (), spans, rows, ()
+        cos, sin = self._angles(inputs[POSITIONS])
+        return cos, sin, view, self.cos, self.sin, inputs[POSITIONS], (), spans, rows, ()
+
+    def _sectioned(self, table, inputs):
+        """Look up angles [positions, D] at positions of three numbers: [T, D]."""
+        lines = self.first_image_input - len(SEEN)
+        axes = (inputs[POSITIONS], inputs[lines], inputs[lines + 1])
+        parts = ()
+        for axis, start, end in self.sections:
+            parts += (ops.gather(table, axes[axis], 0)[:, start:end],)
+        return ops.stop_gradient(ops.concat(parts + parts, -1))
+
+    def _with_images(self, x, inputs):
+        """Put the tower's rows in place of the embeddings [rows, hidden] of images' tokens."""
+        if not self.sees:
+            return x
+        places = inputs[self.first_image_input - 1]
+        if self.sequence:
+            places = places[self.shard * x.shape[0] : (self.shard + 1) * x.shape[0]]
+        seen = self.tower(inputs[self.first_image_input], inputs[self.first_image_input + 1]).astype(x.dtype)
+        own = ops.gather(seen, ops.select(places > 0, places - 1, ops.zeros_like(places)), 0)
+        return ops.select(expand(places.reshape((-1, 1)), x.shape) > 0, own, x)
 
     def _embed(self, ids):
         """Embed int32[T] -> [rows, hidden]."""
@@ -238,7 +282,8 @@ class Decoder(nn.Cell):
 
     def tokens(self, inputs):
         """Embed prompts and completions for the first stage: [rows, hidden]."""
-        return self._embed(ops.concat((inputs[PREFIX_IDS].reshape((-1,)), inputs[INPUT_IDS].reshape((-1,)))))
+        ids = ops.concat((inputs[PREFIX_IDS].reshape((-1,)), inputs[INPUT_IDS].reshape((-1,))))
+        return self._with_images(self._embed(ids), inputs)
 
     def stage(self, inputs, x):
         """Run this stage's layers on the previous stage's output x [rows, hidden].
@@ -262,47 +307,56 @@ class Decoder(nn.Cell):
         x, _, _, own = self.last_layer(x, given, split, COMPLETIONS)
         return self._final(x), sides + own
 
-    def prefill(self, prefix_ids, positions):
+    def prefill(self, prefix_ids, positions, *further):
         """Compute keys and values of prompts int32[N, P] with `positions` int32[N * P].
 
-        Returns, per layer, (key, value), each [N, K, P, D].
+        further: the arrays of `inputs` after `models.inputs.NAMES`.
+
+        Returns each layer's key and value [N, K, P, D], one after another; and if the routing is recorded, int32[N,
+        layers with experts, P, chosen], without experts in the last layer, which prompts do not pass.
         """
         n, p = prefix_ids.shape
         split = (n, p, 0, 0)
         lengths = ops.full((n,), p).astype("int32")
-        inputs = (prefix_ids, lengths, (), lengths, positions)
+        inputs = (prefix_ids, lengths, (), lengths, positions, *further)
         given = self.layer_inputs(inputs, split)
-        x = self._embed(prefix_ids.reshape((-1,)))
+        x = self._with_images(self._embed(prefix_ids.reshape((-1,))), inputs)
         cache = ()
-        for layer in self.inner_layers:
-            x, key, value, _ = layer(x, given, split)
-            cache += ((self._by_head(key, n), self._by_head(value, n)),)
+        routing = ()
+        for i, layer in enumerate(self.inner_layers):
+            x, key, value, sides = layer(x, given, split)
+            cache += (self._by_head(key, n), self._by_head(value, n))
+            if self.records and self.has_experts[i]:
+                routing += (sides[-1].reshape((n, 1, p, self.chosen)),)
         _, key, value, _ = self.last_layer(x, given, split, NO_ROWS)
-        return (*cache, (self._by_head(key, n), self._by_head(value, n)))
+        cache += (self._by_head(key, n), self._by_head(value, n))
+        if self.records and self.has_experts[-1]:
+            routing += (ops.full((n, 1, p, self.chosen), self.experts).astype("int32"),)
+        return (*cache, ops.concat(routing, 1)) if self.records else cache
 
     def _by_head(self, rows, n):
         """Split heads: [N * P, K * D] -> [N, K, P, D]."""
         return rows.reshape((n, rows.shape[0] // n, self.kv_heads, -1)).transpose((0, 2, 1, 3))
 
-    def decode(self, ids, places, angles, keys, values):
+    def decode(self, ids, places, angles, keys, values, kept=()):
         """Run one token of each slot, and write its key and value in place.
 
         ids: int32[B]; places: int32[B], where its key and value go in the cache; angles: int32[B], its position in the
-        sequence; keys, values: per layer a Parameter [B, K, S, D].
+        sequence; keys, values: per layer a Parameter [B, K, S, D]; kept: the routing's cache, if it is recorded.
         Returns final hidden states [B, hidden].
         """
-        given = self.decode_inputs(places, angles, keys)
+        given = self.decode_inputs(places, angles, keys, kept)
         x = self._embed(ids)
         for i, layer in enumerate(self.layers):
             x = layer.decode(x, given, keys[i], values[i])
         return self._final(x)
 
-    def decode_inputs(self, places, angles, keys):
+    def decode_inputs(self, places, angles, keys, kept=()):
         """Prepare the inputs of all layers at once (`models.inputs`), for new positions."""
         _, heads, size, _ = keys[0].shape
         cos, sin = self._angles(angles)
         view = self.decode_view(places, heads, size) if self.composed else ()
-        return cos, sin, view, self.cos, self.sin, angles, places, (), ()
+        return cos, sin, view, self.cos, self.sin, angles, places, (), (), kept
 
     def decode_parameters(self, keys, values) -> tuple:
         """List the layers' arrays for `decode_tokens`, outside of the graph.
@@ -316,7 +370,7 @@ class Decoder(nn.Cell):
             for array in (*layer.attention.decoded, *cache, *layer.feed_forward.decoded)
         )
 
-    def decode_tokens(self, slots, uniform, rules, stop_ids, layers):
+    def decode_tokens(self, slots, uniform, rules, stop_ids, kept, layers):
         """Draw several tokens of each slot with the fused operator.
 
         The operator of that name describes the arguments. Needs `decodes_tokens`. layers: from `decode_parameters`.
@@ -327,7 +381,7 @@ class Decoder(nn.Cell):
         angles = (self.cos, self.sin)
         given = self.decode_weights
         return self.decode_fused(
-            slots, uniform, rules, stop_ids, table, angles, norm, head, layers, given, self.numbers
+            slots, uniform, rules, stop_ids, table, angles, norm, head, kept, layers, given, self.numbers
         )
 
     def logits(self, hidden):
@@ -336,8 +390,9 @@ class Decoder(nn.Cell):
         return self.linear(hidden, head).astype("float32")
 
     def decode_logits(self, hidden):
-        """Compute logits of a decode step, in the shape of `logits`."""
+        """Compute logits of a decode step, without tokens that are never drawn."""
         if self.decode_head is None:
-            return self.logits(hidden)
+            return without(self.logits(hidden), self.never_drawn)
         head = self.head.decoded
-        return self.decode_head(hidden, head[self.head_first : self.head_end] if self.decoded_head_is_whole else head)
+        own = head[self.head_first : self.head_end] if self.decoded_head_is_whole else head
+        return without(self.decode_head(hidden, own), self.never_drawn)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.backend.comm.graph_collectives import ExpertParallel, TensorParallel
 from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.lora import LAYERS
@@ -107,7 +107,8 @@ class Materials:
     layer: its index. adapters: table rows of the adapter matrices in use, by name; other adapter matrices in
     `parameters` are ignored. recompute: the backward pass computes a half again from its input, in the fused form
     only. dropout: share of the adapters' inputs that is dropped, in the composed form only. packed: weights packed
-    for decode steps, by name.
+    for decode steps, by name. spread: the ranks over which experts are spread. replays: the routing is an input of the
+    positions. records: it is a side output, and decode steps write it to its cache.
     """
 
     layer: int
@@ -119,6 +120,9 @@ class Materials:
     recompute: bool = False
     dropout: float = 0.0
     packed: Mapping[str, Parameter] = field(default_factory=dict)
+    spread: ExpertParallel = field(default_factory=ExpertParallel)
+    replays: bool = False
+    records: bool = False
 
     @property
     def prefix(self) -> str:
@@ -169,10 +173,11 @@ class Half(nn.Cell):
     others: further weights by name; None for an absent weight.
 
     sides: names of the side outputs, further arrays that `construct` returns. Each tensor-parallel rank computes the
-    whole arrays, from x inside of the parallel region.
+    whole arrays, from x inside of the parallel region. recorded: names of those that follow if the routing is recorded.
     """
 
     sides: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.operators import Operators
 from mindrlhf.models import chunks
+from mindrlhf.models.allowed_tokens import without
 from mindrlhf.models.chunks import CHUNK_NUMBERS
 
 chunk_count = constexpr(chunks.chunk_count)
@@ -37,7 +38,8 @@ class TokenLogProbs(nn.Cell):
     gets a gradient.
 
     operators: fused ones add the head's gradient to its buffer (`Weight.collected`); compositions of basic operators,
-    also by default, return it.
+    also by default, return it. never_drawn: tokens without a probability (`models.allowed_tokens`), which the fused
+    ones do not know.
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits of
     its own block; the ranks exchange four numbers for each token, and the gradient of hidden is this rank's term of a
     sum (after Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss instead of log-probs and entropy).
@@ -57,12 +59,14 @@ class TokenLogProbs(nn.Cell):
         entropy_gradient: bool = False,
         operators: Operators | None = None,
         head_trains: bool = True,
+        never_drawn: Tensor | None = None,
     ):
         super().__init__(auto_prefix=False)
         self.entropy_gradient = entropy_gradient
+        self.never_drawn = never_drawn
         shards = shards or TensorParallel()
         # Fused operators read whole rows of logits.
-        self.fused = shards.size == 1 and operators is not None and operators.fused
+        self.fused = shards.size == 1 and operators is not None and operators.fused and never_drawn is None
         if self.fused:
             self.fused_log_probs = operators.token_log_probs
             self.fused_gradient = operators.token_log_probs_gradient
@@ -81,7 +85,8 @@ class TokenLogProbs(nn.Cell):
 
     def _logits(self, hidden, head):
         """Compute logits, divided by the temperature."""
-        return self.forward_product(hidden, head.astype(hidden.dtype)).astype("float32") * self.inverse
+        logits = self.forward_product(hidden, head.astype(hidden.dtype)).astype("float32") * self.inverse
+        return without(logits, self.never_drawn)
 
     def _column(self, values, logits):
         """Repeat [T] to [T, V]."""

@@ -17,7 +17,20 @@ chooses its rotary angle. Further arrays of the positions follow, in the order o
 DROPOUT = "dropout_keys"
 """Random numbers of the positions, int32[T], of decoders that drop (`models.dropout`)."""
 
-COS, SIN, VIEW, COS_TABLE, SIN_TABLE, ANGLES, PLACES, SPANS, ROWS = range(9)
+ROUTING = "routing"
+"""Experts of the positions, int32[T, width], of decoders that replay them (`models.routing`)."""
+
+LINES, COLUMNS, IMAGE_ROWS = "position_lines", "position_columns", "image_rows"
+PATCHES, PATCH_PLACES = "patches", "patch_places"
+"""Further inputs of decoders that see.
+
+POSITIONS is the time of each position then; LINES, COLUMNS: int32[T], its other two numbers
+(`models.vision.positions`). IMAGE_ROWS: int32[T], 0 for text; of an image's token, 1 + its row of the tower's output.
+PATCHES, PATCH_PLACES: the tower's inputs.
+"""
+SEEN = (LINES, COLUMNS, IMAGE_ROWS)
+
+COS, SIN, VIEW, COS_TABLE, SIN_TABLE, ANGLES, PLACES, SPANS, ROWS, KEPT = range(10)
 """Entries of a layer's inputs (`Decoder.layer_inputs`, `Decoder.decode_inputs`).
 
 COS to VIEW are for halves in composed form, COS_TABLE to PLACES for halves in fused form.
@@ -29,4 +42,5 @@ ANGLES: int32[T or B], row of each position in the tables.
 PLACES: int32[B], cache place of each slot's new position, in decode steps.
 SPANS: numbers of prompt and completion tokens, int32[N + N*G], or int32[N] without completions; not in decode steps.
 ROWS: further arrays of the positions, a tuple in the order of `Decoder.row_inputs`.
+KEPT: the cache of the routing, int32[slots, layers with experts, size, chosen], in decode steps that record it.
 """

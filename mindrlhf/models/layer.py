@@ -19,10 +19,13 @@ HALVES: Mapping[str, type[Half]] = {
 Side = tuple[int | None, str]  # a side output: its layer, None for the head, and its name
 
 
-def side_outputs(config: ModelConfig, layers: Iterable[int]) -> tuple[Side, ...]:
-    """List the side outputs of layers, in the order in which they return them."""
-    halves = ((layer, name) for layer in layers for name in FAMILIES[config.family].halves(config, layer))
-    return tuple((layer, side) for layer, name in halves for side in HALVES[name].sides)
+def side_outputs(config: ModelConfig, layers: Iterable[int], records: bool = False) -> tuple[Side, ...]:
+    """List the side outputs of layers, in the order in which they return them.
+
+    records: with those of decoders that record the routing.
+    """
+    halves = ((layer, HALVES[name]) for layer in layers for name in FAMILIES[config.family].halves(config, layer))
+    return tuple((layer, side) for layer, half in halves for side in (*half.sides, *(half.recorded if records else ())))
 
 
 class ScaleGradient(nn.Cell):

@@ -14,6 +14,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.axes import TENSOR
 from mindrlhf.models.families import FAMILIES, Family
 from mindrlhf.models.parameter_spec import Cut, HfTensor, ParameterSpec
+from mindrlhf.models.vision.rows import is_tower
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
 FINAL_NORM = "model.norm_out.weight"
@@ -24,7 +25,7 @@ VALUE_HEAD = "value_head.weight"
 def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     """List all parameters in their fixed order.
 
-    The order is: embedding, layers one after the other, final norm, head if untied.
+    The order is: a vision tower, embedding, layers one after the other, final norm, head if untied.
     A critic's head maps hidden states to one number, and is cut by columns.
     An adapter's matrices follow the weight that they belong to; with adapters nothing else trains.
     """
@@ -55,7 +56,7 @@ def _base_table(config: ModelConfig, family: Family) -> tuple[ParameterSpec, ...
         rows.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, hidden), "head", "last", (Cut(TENSOR, 1),)))
     elif not tied:
         rows.append(ParameterSpec(HEAD, HEAD, kind="head", place="last", **table))
-    return tuple(rows)
+    return tuple(family.model_rows(config, rows))
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -76,7 +77,7 @@ def adapter_rows(config: ModelConfig) -> dict[str, ParameterSpec]:
 def decoded_rows(config: ModelConfig) -> list[ParameterSpec]:
     """List the matrices that decode steps multiply by, of layers and head."""
     kinds = ("matrix", "embedding" if config.tie_word_embeddings else "head")
-    return [spec for spec in parameter_table(config) if spec.kind in kinds]
+    return [spec for spec in parameter_table(config) if spec.kind in kinds and not is_tower(spec)]
 
 
 def is_layer_weight(name: str) -> bool:

@@ -240,13 +240,27 @@ def hostile_tokenizer(folder, pattern):
     return Tokenizer.from_path(folder)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(x|x)*y", "([a-z]+)*[0-9]"])
-def test_a_pattern_that_panics(tmp_path, pattern):
+@pytest.mark.parametrize(("pattern", "text"), [("(a+)+$", "a" * 40 + "b"), ("(x+x+)+y", "x" * 40)])
+def test_a_pattern_that_panics(tmp_path, pattern, text):
     """The regular expressions of tokenizers give up with a panic, which is no Exception."""
     tokenizer = hostile_tokenizer(tmp_path, pattern)
-    for text in ("a" * 40 + "b", "x" * 40):
-        for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
-            assert said(encode, text).startswith(("", f"{tmp_path}/tokenizer.json: the tokenizer fails on a text"))
+    fault = f"{tmp_path}/tokenizer.json: the tokenizer fails on a text"
+    assert said(tokenizer.encode, text).startswith(fault)
+    assert said(tokenizer.encode_batch, [text]).startswith(fault)
+
+
+def test_a_pattern_that_panics_when_it_is_opened(tmp_path):
+    fault = said(hostile_tokenizer, tmp_path, "(a+)+!|(a+)+0")
+    assert fault.startswith(f"{tmp_path}/tokenizer.json: the tokenizer fails on 1,000 letters")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"), [("[a-z]+[A-Z]|0", "letters"), (" +[A-Z]|0", "spaces"), ("[0-9]+x|[0-9]{4000}y", "digits")]
+)
+def test_a_pattern_whose_time_grows_with_the_square(tmp_path, pattern, kind, monkeypatch):
+    """Such a file would hold a run up for hours over one long text of its data."""
+    monkeypatch.setattr("mindrlhf.data.tokenizer._MOST_SECONDS", 0.02)  # a tenth of what they take on fast processors
+    assert f",000 {kind} take" in said(hostile_tokenizer, tmp_path, pattern)
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to nowhere"])

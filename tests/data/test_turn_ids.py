@@ -161,14 +161,14 @@ PROMPT = {"add_generation_prompt": True}
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_conversations(small, name):
-    assert check(small, CHATML, name, 2500, seed=1) > 500
+    assert check(small, CHATML, name, 800, seed=1) > 160
 
 
 def test_with_reasoning_that_the_template_would_strip(small):
-    assert check(small, THINKING, "hermes", 2500, seed=2) > 500
+    assert check(small, THINKING, "hermes", 800, seed=2) > 160
 
 
 def test_with_qwen_s_own_tokenizer_and_template(qwen):
     if qwen.chat_template is None:
         pytest.skip("Qwen2.5's tokenizer_config.json is not here")
-    assert check(qwen, qwen.chat_template, "hermes", 1000, seed=3) > 200
+    assert check(qwen, qwen.chat_template, "hermes", 400, seed=3) > 80

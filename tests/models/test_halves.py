@@ -27,8 +27,11 @@ HIDDEN, ROWS = 32, N * P + N * G * R
 SOME = Adapter(4, 8, exclude_modules=("k_proj", "up_proj"), rank_pattern={"down_proj": 20}, alpha_pattern={"o_proj": 3})
 FEW = Adapter(2, 8, target_modules=("layers.0.self_attn.v_proj",))  # most halves have no trained weight
 # (biases, norms of heads, rank, adapter)
-CASES = [(True, False, 0, None), (False, True, 1, None), (True, True, 0, Adapter(8, 8)), (True, False, 1, SOME)]
-MORE_CASES = [(True, True, 1, None), (False, False, 1, None), (False, True, 0, None), (False, True, 0, FEW)]
+CASES = [(True, False, 1, None), (False, True, 0, SOME)]
+MORE_CASES = [
+    *((True, False, 0, None), (False, True, 1, None), (True, True, 0, Adapter(8, 8)), (True, False, 1, SOME)),
+    *((True, True, 1, None), (False, False, 1, None), (False, True, 0, None), (False, True, 0, FEW)),
+]
 ALL_CASES = [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE_CASES)]
 PADDED = ([P, 9], [R, 1, 0, 65])
 WHOLE = ([P] * N, [R] * (N * G))
@@ -177,7 +180,7 @@ PRINT_BYTES = "from test_halves import *; print_bytes()"
 
 def print_bytes() -> None:
     digest = hashlib.sha256()
-    for array in Subject(CPU.operators(), (True, True, 0, Adapter(8, 8)))(PADDED).values():
+    for array in Subject(CPU.operators(), (True, False, 0, None))(PADDED).values():
         digest.update(array.tobytes())
     print(digest.hexdigest())
 

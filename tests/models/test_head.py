@@ -160,7 +160,8 @@ def test_the_default_limit_leaves_usual_batches_a_handful_of_chunks(size):
     assert chunk_count(16384, vocabulary) == 64
 
 
-@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
 def test_logits_are_in_memory_a_chunk_at_a_time(fused):
     """Ten chunks more have 640 MiB of logits, and cost a process only their part of the graph (about 100 MiB)."""
     script = Path(__file__).resolve().parents[1] / "helpers" / "head_memory.py"

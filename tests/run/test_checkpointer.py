@@ -65,7 +65,7 @@ class Run:
         )
         collectives = Collectives(World(0, 2 if others else 1, "CPU"))
         if others:
-            collectives.all_reduce_max = lambda own: np.maximum(own, 1.0)
+            collectives.all_reduce_max = lambda own, group=None: np.maximum(own, 1.0)
         groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
         self.checkpointer = Checkpointer(settings, total, self.store, self.signals, collectives)

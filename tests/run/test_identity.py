@@ -37,10 +37,10 @@ def check(tmp_path):
     checkpoint = tmp_path / "step_000002"
     checkpoint.mkdir()
 
-    def check(saved, run):
+    def check(saved, run, first=False):
         state = {"counters": {}, "run": saved, "groups": {}, "layouts": []}
         (checkpoint / "state.json").write_text(json.dumps(state))
-        check_identity(Checkpoint(checkpoint, Manifest(step=2, files={})), run, first=False)
+        check_identity(Checkpoint(checkpoint, Manifest(step=2, files={})), run, GRPOSettings(), first)
 
     return check
 
@@ -79,3 +79,15 @@ def test_an_earlier_checkpoint_says_nothing_of_them(check):
     saved = identity("5")
     del saved["prompts"]["ground_truths_crc32"]
     check(saved, identity("7"))
+
+
+def test_settings_that_came_later_are_no_change(check, capsys):
+    now = identity("5")
+    earlier = json.loads(json.dumps(now))
+    del earlier["settings"]["trainer"]["staleness"], earlier["settings"]["train"]["freeze_router"]
+    check(earlier, now, first=True)
+    assert capsys.readouterr().out == ""
+    now["settings"]["train"]["freeze_router"] = True
+    check(earlier, now, first=True)
+    assert "resuming with changes" in (said := capsys.readouterr().out)
+    assert said.strip().endswith(": train.freeze_router False -> True")

@@ -14,11 +14,12 @@ _NAMES = (
     "qwen3",
     "llama",
     "qwen3_moe",
+    "qwen2_5_vl",
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({name: import_module(f"{__name__}.{name}").FAMILY for name in _NAMES})
 DEFAULT = FAMILIES[_NAMES[0]]
 # Prompt templates of chats, by name.
-CHATS: Mapping[str, Chat] = MappingProxyType({family.chat.name: family.chat for family in FAMILIES.values()})
+CHATS: Mapping[str, Chat] = MappingProxyType({one.chat.name: one.chat for one in FAMILIES.values() if not one.sees})
 # Text pipeline for bare `vocab.json` and `merges.txt` files.
 VOCABULARY: Vocabulary = next(family.vocabulary for family in FAMILIES.values() if family.vocabulary)

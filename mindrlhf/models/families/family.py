@@ -16,6 +16,7 @@ class Chat:
     before, between, after: the text around a turn's role and content.
     opening: the text before the first turn.
     system: the system prompt for a tokenizer without a chat template.
+    image: the text of an image in a content that is a list of parts; "" for models that do not see.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Chat:
     after: str
     opening: str = ""
     system: str = ""
+    image: str = ""
 
     def turn(self, role: str, content: str) -> str:
         """Text of one turn."""
@@ -32,9 +34,21 @@ class Chat:
     @property
     def chat_template(self) -> str:
         """Write the same markup as a chat template in HF's dialect."""
-        turn = self.turn("{{ message.role }}", "{{ message.content }}")
+        before, content = self._parts() if self.image else ("", "{{ message.content }}")
+        turn = self.turn("{{ message.role }}", content)
         answer = f"{{% if add_generation_prompt %}}{self.before}assistant{self.between}{{% endif %}}"
-        return f"{self.opening}{{% for message in messages %}}{turn}{{% endfor %}}{answer}"
+        return f"{before}{self.opening}{{% for message in messages %}}{turn}{{% endfor %}}{answer}"
+
+    def _parts(self) -> tuple[str, str]:
+        """Write a content of parts: what stands before all messages, and the content.
+
+        With the variable `add_vision_id`, images are numbered over the conversation.
+        """
+        number = "{% set seen.images = seen.images + 1 %}{% if add_vision_id %}Picture {{ seen.images }}: {% endif %}"
+        image = f"{{% if part.type == 'image' %}}{number}{self.image}"
+        parts = f"{{% for part in message.content %}}{image}{{% else %}}{{{{ part.text }}}}{{% endif %}}{{% endfor %}}"
+        content = f"{{% if message.content is string %}}{{{{ message.content }}}}{{% else %}}{parts}{{% endif %}}"
+        return "{% set seen = namespace(images=0) %}", content
 
 
 @dataclass(frozen=True)
@@ -59,13 +73,14 @@ class Family:
 
     name: HF's `model_type`; also the name of the family's file.
     title: the names of its models, for messages.
-    hf_class: the beginning of HF's class names, as in `Qwen2ForCausalLM`.
+    hf_class, hf_head: the beginning and the end of HF's class names, as in `Qwen2ForCausalLM`.
     chat: the markup of its conversations.
     end_tokens: the tokens that end a response, in addition to the end tokens of a checkpoint and its tokenizer.
     end_of_text: the end token of a tokenizer that names none.
     attention_bias: biases on the query, key and value projections.
     qk_norm: RMSNorm over each query and key head.
     experts: some layers have experts.
+    sees: the model has a vision tower.
     hf_defaults: by our fields, values of keys that a `config.json` omits, if they differ from `ModelConfig`'s.
     without: boolean keys of a `config.json` that must not be true.
     hf_settings: further content of its `config.json`.
@@ -78,6 +93,7 @@ class Family:
     halves: (model, index of a decoder layer) -> names of its attention half and feed-forward half in `models.layer`.
     layer_rows: (model, index of a decoder layer, its rows in `models.parameters`) -> this family's rows of the layer,
         with its names and further parameters.
+    model_rows: (model, rows of the whole model) -> this family's rows of the model.
     """
 
     name: str
@@ -89,6 +105,8 @@ class Family:
     attention_bias: bool = False
     qk_norm: bool = False
     experts: bool = False
+    sees: bool = False
+    hf_head: str = "CausalLM"
     hf_defaults: Mapping[str, object] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     hf_settings: Mapping[str, object] = field(default_factory=dict)
@@ -99,6 +117,7 @@ class Family:
     gguf_heads: Mapping[str, str] = field(default_factory=dict)
     halves: Callable[[Any, int], tuple[str, str]] = lambda model, layer: ("attention", "feed_forward")
     layer_rows: Callable[[Any, int, list], list] = lambda model, layer, rows: rows
+    model_rows: Callable[[Any, list], list] = lambda model, rows: rows
 
     def all_halves(self, model: Any) -> set[str]:
         """Collect the names of the halves of all layers."""

@@ -1,0 +1,84 @@
+"""Checks of jobs and commands with a model that sees; each raises UserError."""
+
+from collections.abc import Sequence
+
+from mindrlhf.configs.grpo import GRPOSettings, RolloutSettings
+from mindrlhf.configs.images import no_image_settings
+from mindrlhf.configs.lora import LoraSettings
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.errors import UserError
+from mindrlhf.flags import TrainFlags
+
+
+def check_seeing(config: SFTSettings, yaml: ModelYaml, model: ModelConfig, checkpoint: str) -> None:
+    """Check the settings of fine-tuning a model that sees."""
+    _check_alike(config.lora, (yaml,), model, checkpoint)
+
+
+def check_seeing_policy(
+    config: GRPOSettings, yamls: Sequence[ModelYaml], model: ModelConfig, flags: TrainFlags
+) -> None:
+    """Check the settings of reinforcement learning for a model that sees.
+
+    yamls: of training and generation.
+    """
+    checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer or yamls[0].path
+    _check_alike(config.lora, yamls, model, checkpoint)
+    if flags.replay and not flags.mind_dataset_dir:
+        raise UserError("--replay needs --mind_dataset_dir too with a model that sees: a record has no images.")
+    check_seeing_alone(config.rollout, "rollout.")
+    algorithm = config.algorithm
+    missing = {
+        "trainer.staleness": (config.trainer.staleness, config.trainer.staleness > 0),
+        "dynamic_sampling.enabled": (True, config.dynamic_sampling.enabled),
+        "algorithm.teacher": (algorithm.teacher, algorithm.teacher is not None),
+        "algorithm.advantage": (algorithm.advantage, algorithm.uses_critic),
+        "rollout.weights": (config.rollout.weights, config.rollout.weights != "train"),
+    }
+    for key, (value, is_used) in missing.items():
+        if is_used:
+            raise UserError(f"{key} is {value}, which models that see do not have yet; leave it out.")
+
+
+def _check_alike(lora: LoraSettings, yamls: Sequence[ModelYaml], model: ModelConfig, checkpoint: str) -> None:
+    """Check what all kinds of training have in common."""
+    if model.vision.images is None:
+        raise no_image_settings(checkpoint)
+    for yaml in yamls:
+        if yaml.parallel.workers > 1:
+            found = f"{yaml.path}: asks for {yaml.parallel.workers} ranks"
+            raise UserError(f"{found}, and models that see train in one process yet; set parallel_config to one rank.")
+    if lora.enabled:
+        raise UserError(
+            "lora.rank or lora.adapter_path is set, and models that see have no adapters yet; leave it out."
+        )
+
+
+def check_generating_images(
+    model: ModelConfig, checkpoint: str, settings: RolloutSettings, images: Sequence[str] = (), rows: str | None = None
+) -> None:
+    """Check a generating command's images, and its settings for a model that sees.
+
+    images: of --image; rows: of --prompts.
+    """
+    if images and rows:
+        raise UserError("--image is for --prompt; the rows of --prompts have their own images.")
+    if images and model.vision is None:
+        raise UserError(f"--image: {checkpoint} is a model of the family {model.family}, which takes text alone.")
+    if model.vision is None:
+        return
+    if images and model.vision.images is None:
+        raise no_image_settings(checkpoint)
+    check_seeing_alone(settings)
+
+
+def check_seeing_alone(settings: RolloutSettings, group: str = "--") -> None:
+    """Refuse conversations with environments and tools.
+
+    group: beginning of the settings' names.
+    """
+    if settings.converses:
+        key = "environment" if settings.environment else "tools"
+        raise UserError(f"{group}{key} is set, and models that see answer single prompts yet; leave it out.")

@@ -1,0 +1,138 @@
+"""Arrays of a batch's pictures, for the vision tower and for each position.
+
+A picture that several sequences of a batch show is in the tower's inputs once. Sizes are padded to few different ones,
+each of which is a compiled graph; a batch without pictures has one of padding, so that its graph trains the tower too.
+NumPy only.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from mindrlhf.configs.vision import VisionConfig
+from mindrlhf.models.inputs import COLUMNS, IMAGE_ROWS, LINES, PATCH_PLACES, PATCHES
+from mindrlhf.models.vision.positions import image_starts, token_positions
+from mindrlhf.models.vision.windows import padded_places, patch_places, window_count
+
+if TYPE_CHECKING:  # it imports Pillow, which text does not need
+    from mindrlhf.images.processor import Picture
+
+TIMES = "positions"
+PADDING = -1  # in places of patches
+ByPosition = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+class Sequences(Protocol):
+    """Prompt with responses and the pictures of each (`training.batch.SequenceGroup`)."""
+
+    prompt_ids: np.ndarray
+    responses: tuple[np.ndarray, ...]
+    pictures: tuple[tuple["Picture", ...], ...]
+
+
+class KnownSizes:
+    """Sizes of the tower's inputs that have graphs already.
+
+    They are numbers of pictures and of a picture's windows.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[int, int]] = []
+
+    def smallest(self, pictures: int, windows: int) -> tuple[int, int]:
+        """Choose the smallest known sizes that hold these, or new ones."""
+        needed = few_sizes(pictures), few_sizes(windows)
+        fitting = [size for size in self._known if size[0] >= needed[0] and size[1] >= needed[1]]
+        if not fitting:
+            self._known.append(needed)
+        return min(fitting, default=needed, key=math.prod)
+
+
+class PictureTable:
+    """Pictures of a batch, each once, with their rows of the tower's output.
+
+    sizes: known ones, to choose from.
+    """
+
+    def __init__(self, pictures: Sequence["Picture"], vision: VisionConfig, sizes: KnownSizes | None = None):
+        self.vision = vision
+        self.pictures = list({picture.digest: picture for picture in pictures}.values())
+        sides = vision.window_side, vision.merge_size
+        self._own = [padded_places(picture.grid, *sides) for picture in self.pictures]  # of tokens, among a picture's
+        windows = [window_count(picture.grid, *sides) for picture in self.pictures]
+        self.count, most = (sizes or KnownSizes()).smallest(len(self.pictures), max(windows, default=0))
+        self.tokens = most * vision.window_side**2
+        pairs = zip(self.pictures, self._own, strict=True)
+        self._rows = {picture.digest: i * self.tokens + own for i, (picture, own) in enumerate(pairs)}
+
+    def rows(self, picture: "Picture") -> np.ndarray:
+        """List the tower's row of each token of a picture: int64[tokens]."""
+        return self._rows[picture.digest]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Build the tower's inputs by name (`tower.Tower`)."""
+        square = self.vision.merge_size**2
+        patches = np.zeros((self.count, self.tokens, square, int(np.prod(self.vision.patch_shape))), np.float32)
+        places = np.full((self.count, self.tokens, square, 2), PADDING, np.int32)
+        for i, (picture, own) in enumerate(zip(self.pictures, self._own, strict=True)):
+            patches[i, own] = picture.patches().reshape((len(own), square, -1))
+            places[i, own] = patch_places([picture.grid], self.vision.merge_size).reshape((len(own), square, 2))
+        shape = (self.count, self.tokens * square, -1)
+        return {PATCHES: patches.reshape(shape), PATCH_PLACES: places.reshape(shape)}
+
+
+def image_arrays(
+    groups: Sequence[Sequences],
+    shape: tuple[int, int, int, int],
+    vision: VisionConfig,
+    sizes: KnownSizes | None = None,
+) -> tuple[ByPosition, Mapping[str, np.ndarray]]:
+    """Build the inputs of a decoder that sees, for some groups.
+
+    shape: (N, G, P, R) of the batch (`training.batch.MicroBatch`). sizes: see `PictureTable`.
+
+    Returns arrays of the positions of prompts and completions, and the tower's inputs, both by name.
+    """
+    count, samples, prefix, response = shape
+    names = (TIMES, LINES, COLUMNS, IMAGE_ROWS)
+    prefixes = np.zeros((len(names), count, prefix), np.int32)
+    rows = np.zeros((len(names), count * samples, response), np.int32)
+    table = PictureTable([one for group in groups for part in group.pictures for one in part], vision, sizes)
+    for n, group in enumerate(groups):
+        last = len(group.prompt_ids) - 1
+        for g, found in enumerate(_sequences(group, table)):
+            own = found[:, last:-1]  # from the last prompt token to the last but one of the response
+            rows[:, n * samples + g, : own.shape[1]] = own
+            prefixes[:, n, :last] = found[:, :last]
+    by_position = {name: (prefixes[i], rows[i]) for i, name in enumerate(names)}
+    return by_position, table.arrays()
+
+
+def _sequences(group: Sequences, table: PictureTable) -> Iterator[np.ndarray]:
+    """Yield time, line, column and image row of each response with its prompt.
+
+    They are int32[4, P + R].
+    """
+    token = table.vision.image_token_id
+    merge = table.vision.merge_size
+    for g, response in enumerate(group.responses):
+        ids = np.concatenate([group.prompt_ids, response])
+        pictures = [*group.pictures[0], *group.pictures[1 + g]] if group.pictures else []
+        grids = [picture.grid for picture in pictures]
+        positions, _ = token_positions(ids, grids, token, merge)
+        seen = np.zeros(len(ids), np.int32)
+        for start, picture in zip(image_starts(ids, grids, token, merge), pictures, strict=True):
+            seen[start : start + picture.tokens] = 1 + table.rows(picture)
+        yield np.concatenate([positions, seen[None]])
+
+
+def few_sizes(number: int) -> int:
+    """Round up to a power of two, or to three times one."""
+    power = 1
+    while power < number:
+        if 3 * power // 2 >= number and power > 1:
+            return 3 * power // 2
+        power *= 2
+    return power
