@@ -73,6 +73,8 @@ class TrainFlags(RunFlags):
 
     sft_path_infer: str | None = None
     infer_tensor_parallel: int | None = None
+    trainer_ranks: int | None = None
+    generator_ranks: int | None = None
     grpo_config: str | None = None
     from_verl: str | None = None
     save_data_file: Path | None = None  # type: ignore[misc]  # runs of other kinds have none to set

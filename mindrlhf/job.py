@@ -53,6 +53,16 @@ class Job:
         return {"train": self.train, "infer": self.infer}
 
     @property
+    def workers(self) -> int:
+        """Number of ranks of both layouts together."""
+        return len({*self.train.ranks, *self.infer.ranks})
+
+    @property
+    def splits(self) -> bool:
+        """True if ranks train and generate apart (`trainer.placement`)."""
+        return self.infer.first_rank > 0
+
+    @property
     def policy(self) -> RoleModel:
         return self.roles[POLICY.name]
 

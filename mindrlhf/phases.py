@@ -77,6 +77,7 @@ PHASES = {
     "step": Phase("step"),
     "gen": Phase("gen", "generate", reads=_GENERATING, writes=(CACHE,), per_token=True, role=GENERATOR.name),
     "reward": Phase("reward"),
+    "wait": Phase("wait"),
     **{role.scoring.phase: _scoring(role) for role in ROLES.values() if role.scoring},
     "adv": Phase("adv", per_token=True),
     **{role.training.phase: _update(role) for role in reversed(TRAINED)},

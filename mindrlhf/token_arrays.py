@@ -16,14 +16,16 @@ CURRENT_POLICY = 1.0  # in `old_log_probs`, far above any log-prob: use the poli
 
 @dataclass(frozen=True)
 class TokenArray:
-    """Array [R] of a response.
+    """Array [R] of a response, or [R, width] if it is `wide`.
 
-    Only `sampled` means anything on tokens that were not sampled.
+    Only `sampled` and `routing` mean anything on tokens that were not sampled.
     maker, readers: parts of a step; `policy loss` and `value loss` are objectives. dtype: in memory and in a batch.
     padding: value in a batch after the end of a response. absent: value at every token of a response without the array;
-    None where the readers need it. column: form of the column of this name in `records`, which a replay and a resumed
-    run read: `array`, `bytes` (of booleans), or `json`, [[index of a token, value], ...] of the values that are not
-    NaN. Only arrays of `Rollout.tokens` have columns; a replay makes the others again.
+    None where the readers need it; a wide one is then of width 0. column: form of the column of this name in `records`,
+    which a replay and a resumed run read: `array`, `bytes` (of booleans), `npy` (a file of NumPy's, empty without the
+    array), or `json`, [[index of a token, value], ...] of the values that are not NaN. Only arrays of `Rollout.tokens`
+    have columns; a replay makes the others again. wide: each token has a row of numbers. of_prompt: it has rows for the
+    P - 1 tokens of the prompt without the last, and responses to one prompt share it.
     """
 
     name: str
@@ -32,13 +34,15 @@ class TokenArray:
     dtype: type = np.float32
     padding: float = 0.0
     absent: float | None = None
-    column: Literal["array", "bytes", "json"] | None = None
+    column: Literal["array", "bytes", "json", "npy"] | None = None
+    wide: bool = False
+    of_prompt: bool = False
 
     def filled(self, length: int) -> np.ndarray:
         """Make the array of a response without it; KeyError if the readers need it."""
         if self.absent is None:
             raise KeyError(self.name)
-        return np.full(length, self.absent, self.dtype)
+        return np.full((length, 0) if self.wide else length, self.absent, self.dtype)
 
 
 _ARRAYS = (
@@ -50,9 +54,15 @@ _ARRAYS = (
     TokenArray("behaviour_log_probs", "engine", ("policy loss", "metrics"), column="array"),
     # The same under the policy with temperature only, by the engine.
     TokenArray("policy_log_probs", "engine", ("credit", "updates", "metrics"), column="array"),
+    # The step whose weights drew the token; 0 is its group's `policy_step`.
+    TokenArray("policy_steps", "engine", ("metrics",), np.int32, absent=0, column="array"),
     # The environment's rewards for turns, at the turns' last tokens, parts of its reward for the conversation; NaN
     # elsewhere.
     TokenArray("turn_rewards", "environments", ("credit",), np.float64, absent=np.nan, column="json"),
+    # The experts that computed each token's predecessor, of all layers (`models.routing`).
+    TokenArray("routing", "engine", ("policy",), np.uint8, absent=0, column="npy", wide=True),
+    # The same of the prompt's tokens.
+    TokenArray("prompt_routing", "engine", ("policy",), np.uint8, absent=0, column="npy", wide=True, of_prompt=True),
     # The reference model's log-probs.
     TokenArray("reference_log_probs", "reference", ("policy loss", "credit")),
     # The teacher's log-probs.

@@ -6,11 +6,14 @@ Rollouts form a group because they share one `Prompt` object, never because thei
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from mindrlhf.token_arrays import TOKEN_ARRAYS
+
+if TYPE_CHECKING:  # it imports Pillow, which text does not need
+    from mindrlhf.images.processor import Picture
 
 FinishReason = Literal["eos", "stop", "length"]
 TokenValues = Mapping[str, Mapping[int, float]]
@@ -27,12 +30,26 @@ class Prompt:
     token_ids: int32[P], P >= 1, without padding.
     fields: task fields as text: `task`, `question`, `ground_truth`, and further fields of the dataset.
     occurrence: how often the same step has drawn this prompt before; above 0 only where an epoch ends within a step.
+    pictures: what its image tokens show, in their order. written_ids: token_ids with each image as one token, as the
+        chat template writes them; None is token_ids.
     """
 
     id: int
     token_ids: np.ndarray
     fields: Mapping[str, str] = field(default_factory=dict)
     occurrence: int = 0
+    pictures: tuple["Picture", ...] = ()
+    written_ids: np.ndarray | None = None
+
+    @property
+    def text_ids(self) -> np.ndarray:
+        """Token ids to show as text."""
+        return self.token_ids if self.written_ids is None else self.written_ids
+
+    @property
+    def position_shift(self) -> int:
+        """Rotary position minus place of the tokens behind its images, at most 0."""
+        return sum(picture.positions - picture.tokens for picture in self.pictures)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +186,9 @@ class TrainBatch:
         and ranks the loss.
     fields: name -> [N*G, R], arrays of `token_arrays` that the objective reads, with their padding.
     by_position: name -> (int32[N, P], int32[N*G, R]), the model's inputs of each position of prompts and completions:
-        positions, the place in the sequence; dropout_keys, random numbers for dropout masks, if any.
+        positions, the place in the sequence; dropout_keys, random numbers for dropout masks, if any; routing, experts
+        that are replayed, if any, [..., width].
+    images: name -> array, inputs of a vision tower (`models.inputs`), if any.
     """
 
     prefix_ids: np.ndarray
@@ -181,12 +200,13 @@ class TrainBatch:
     weights: np.ndarray
     fields: Mapping[str, np.ndarray]
     by_position: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    images: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def model_inputs(self) -> dict[str, np.ndarray]:
         """Inputs of the model by name (`models.inputs`)."""
         flat = {
-            name: np.concatenate([prefixes.reshape(-1), inputs.reshape(-1)])
+            name: np.concatenate([array.reshape((-1, *array.shape[2:])) for array in (prefixes, inputs)])
             for name, (prefixes, inputs) in self.by_position.items()
         }
         return {
@@ -195,6 +215,7 @@ class TrainBatch:
             "input_ids": self.input_ids,
             "lengths": self.lengths,
             **flat,
+            **self.images,
         }
 
 

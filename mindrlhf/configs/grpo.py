@@ -75,11 +75,18 @@ class RolloutSettings(SamplingSettings):
     """Responses per prompt (verl actor_rollout_ref.rollout.n, TRL num_generations)."""
     max_slots: int = Field(64, ge=1)
     """Sequences decoded at once on one data-parallel rank (verl rollout.max_num_seqs)."""
+    tokens_per_step: int | None = Field(None, ge=1)
+    """With trainer.staleness: tokens of a step, in equal shares for all unfinished answers of it and of the next steps;
+    its own go on to their ends, the others in the next step. null draws an answer in one step (verl has partial_rollout
+    for it)."""
     weights: Literal["train", "bfloat16", "int8"] = "train"
     """Weights used by decode steps: the trained ones, or copies packed after each update, on CPU only. int8 has one
     scale for each 64 numbers of a row."""
     verify_weights: bool = False
     """Compare checksums of the generating and the trained weights after each reshard."""
+    routing_replay: Literal["off", "old", "rollout"] = "off"
+    """Experts that compute tokens in updates: those that the routers choose then, those of the policy's pass before the
+    step's updates, or those that generation chose (verl actor.router_replay.mode disabled, R2, R3)."""
     environment: str | dict[str, str] | None = None
     """Environment of each conversation: `file.py:Class` or a ready one. Of several by name, each row chooses one with
     its field `environment` (TRL environment_factory)."""
@@ -98,6 +105,16 @@ class RolloutSettings(SamplingSettings):
     """Memory limit of a conversation's process, in MiB, on top of its memory at the start."""
     sandbox: Literal["required", "best_effort"] = "required"
     """Where code that a model writes for the tool `python` runs: only where Linux's kernel holds it, or anywhere."""
+
+    @field_validator("routing_replay", mode="before")
+    @classmethod
+    def _of_switch(cls, given: Any) -> Any:
+        return "off" if given is False else given  # YAML reads off as a truth value
+
+    @property
+    def records_routing(self) -> bool:
+        """True if generation records the routing that training replays."""
+        return self.routing_replay == "rollout"
 
     @property
     def converses(self) -> bool:
@@ -257,6 +274,9 @@ class TrainerSettings(RunSettings):
     """Steps by which answers are older than the weights that train on them: step k trains on those drawn with the
     weights after step k - 1 - staleness, the first steps on those of the first weights. Above 0,
     rollout_correction.level is token if it is not given (TRL max_staleness)."""
+    placement: Literal["colocated", "split"] = "colocated"
+    """Where training and generation run: on the same ranks in turn, or split, generation on ranks behind those that
+    train; --trainer_ranks and --generator_ranks divide them (verl has one_step_off for it)."""
     save_rollouts: bool = False
     """Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."""
     log_completions_every: int | None = Field(None, ge=1)

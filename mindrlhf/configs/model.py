@@ -9,7 +9,8 @@ from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model_names import HF_EXPERT_KEYS, HF_KEYS, HF_SPELLINGS
 from mindrlhf.configs.problems import brief, build
-from mindrlhf.configs.unsupported import unsupported
+from mindrlhf.configs.unsupported import WITH_IMAGES, unsupported
+from mindrlhf.configs.vision import SECTIONED, VisionConfig, flattened, read_vision
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
@@ -96,6 +97,7 @@ class ModelConfig(Settings):
     )
     router_trains: bool = Field(True, description="Updates change the routers of experts.")
     value_head: bool = Field(False, description="The model is a critic: its head gives one number for each token.")
+    vision: VisionConfig | None = Field(None, description="The tower and tokens of a model that sees.")
     adapter: Adapter | None = Field(None, description="Low-rank adapters, which train in place of the weights.")
     initializer_range: Float32 = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
     eos_token_ids: tuple[TokenId, ...] = Field((), description="Tokens that end a response.")
@@ -134,6 +136,16 @@ class ModelConfig(Settings):
             raise ValueError(f"{found}; set it to a number from 1 to num_experts {self.num_experts}")
         if self.num_experts and self.moe_intermediate_size == 0:
             raise ValueError("moe_intermediate_size is 0; set it to the width of one expert")
+        return self
+
+    @model_validator(mode="after")
+    def _with_vision(self):
+        if FAMILIES[self.family].sees != (self.vision is not None):
+            has = "a vision tower" if self.vision is None else "none"
+            raise ValueError(f"vision is {brief(self.vision)}, and a model of the family {self.family} has {has}")
+        if self.vision and 2 * sum(self.vision.sections) != self.head_dim:
+            found = f"the rotary sections {list(self.vision.sections)} are {sum(self.vision.sections)} pairs"
+            raise ValueError(f"{found}, and heads of {self.head_dim} have {self.head_dim // 2}")
         return self
 
     @property
@@ -178,8 +190,10 @@ class ModelConfig(Settings):
         return self.adapter.dropout if self.adapter else 0.0
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any], where: str) -> "ModelConfig":
+    def from_hf(cls, raw: dict[str, Any], where: str, seeing: bool = False) -> "ModelConfig":
         """Read the content of an HF `config.json`; `where` names the file in messages.
+
+        seeing: also read models with images, which some commands run.
 
         Both spellings of the rotary settings are read: `rope_theta` with `rope_scaling`, and `rope_parameters`.
         Keys that are absent or null take `transformers`' defaults. Raises UserError.
@@ -190,12 +204,17 @@ class ModelConfig(Settings):
         if not isinstance(name, str) or name not in FAMILIES:
             raise unsupported(where, f"model_type is {brief(name)}")
         family = FAMILIES[name]
+        if family.sees and not seeing:
+            raise unsupported(where, f"model_type is {brief(name)}", WITH_IMAGES)
+        raw = flattened(raw, where) if family.sees else raw
         _refuse_unsupported(raw, family, where)
         keys = _hf_keys(family)
         raw = _one_spelling(raw, where)
         given = {field: raw[key] for field, key in keys.items() if raw.get(key) is not None}
         rope_key, rope = _rope(raw, where)
         theta = rope.get("rope_theta", raw.get("rope_theta"))
+        if family.sees and rope.get("type") == SECTIONED:
+            rope = {"rope_type": NO_SCALING} | rope
         eos = given.get("eos_token_ids", [])
         values = {
             "attention_bias": family.attention_bias,
@@ -207,6 +226,8 @@ class ModelConfig(Settings):
             "rope_scaling": rope,
             "eos_token_ids": eos if isinstance(eos, list) else [eos],
         }
+        if family.sees:
+            values["vision"] = read_vision(raw, given.get("hidden_size"), where)
         if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
             values |= {"value_head": True, "tie_word_embeddings": False}
         written = {field: (key,) for field, key in keys.items()} | {"rope_scaling": (rope_key,)}
@@ -217,13 +238,14 @@ class ModelConfig(Settings):
         family = FAMILIES[self.family]
         keys = _hf_keys(family)
         eos = list(self.eos_token_ids)
-        kind = CRITIC if self.value_head else "CausalLM"
+        kind = CRITIC if self.value_head else family.hf_head
         return {
             "architectures": [f"{family.hf_class}For{kind}"],
             **({"num_labels": 1} if self.value_head else {}),
             "model_type": self.family,
             **{key: getattr(self, field) for field, key in keys.items() if field != "attention_bias"},
             **({"rope_scaling": self.rope_scaling.to_hf()} if self.rope_scaling else {}),
+            **(self.vision.to_hf(self.hidden_size) if self.vision else {}),
             "eos_token_id": eos[0] if len(eos) == 1 else (eos or None),
             "attention_dropout": 0.0,
             "hidden_act": "silu",

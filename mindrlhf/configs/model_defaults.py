@@ -37,26 +37,31 @@ def default_model_yaml(
     }
     path = f"defaults of --sft_path_{role}"
     yaml = typed_model_yaml(merge([Layer(values, {(): path})], overrides), path)
-    return _with_all_workers(yaml, workers)
+    return with_all_workers(yaml, workers)
 
 
 def model_yaml_of_other_role(
-    role: LayoutName, other: ModelYaml, theirs: Sequence[str] = (), overrides: Sequence[str] = ()
+    role: LayoutName,
+    other: ModelYaml,
+    theirs: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    workers: int | None = None,
 ) -> ModelYaml:
     """Read a role's model YAML from the file of the other role.
 
     Model and device are the file's, the layout is the role's own: the same tensor-parallel ranks, and all other ranks
     data-parallel. A finetune YAML's sampling, and a predict YAML's dtype of weights, are not taken.
 
-    other: the file, as read for the other role with the overrides `theirs`. overrides: of this role.
-    Raises UserError.
+    other: the file, as read for the other role with the overrides `theirs`. overrides: of this role. workers: ranks of
+    this role, by default as many as the other's. Raises UserError.
     """
     own = [f"parallel_config={{model_parallel: {other.parallel.model_parallel}}}", "recompute_config={}"]
     own += [f"{GROUP}.{key}=null" for key in OF_ONE_ROLE["infer" if role == "train" else "train"]]
-    return _with_all_workers(load_model_yaml(other.path, [*theirs, *own, *overrides]), other.parallel.workers)
+    yaml = load_model_yaml(other.path, [*theirs, *own, *overrides])
+    return with_all_workers(yaml, workers or other.parallel.workers)
 
 
-def _with_all_workers(yaml: ModelYaml, workers: int) -> ModelYaml:
+def with_all_workers(yaml: ModelYaml, workers: int) -> ModelYaml:
     """Make all other ranks data-parallel, unless the YAML says how many are."""
     parallel = yaml.parallel
     split = parallel.model_parallel * parallel.pipeline_stage

@@ -46,7 +46,7 @@ class ParallelSettings(Settings):
     vocab_emb_dp: bool = Field(True, description="Every tensor-parallel rank holds the whole embedding.")
     gradient_aggregation_group: int = Field(4, ge=1, description="Gradients are reduced in this many buckets.")
     context_parallel: Literal[1] = Field(1, description="Context-parallel ranks; 1 is all there is.")
-    expert_parallel: Literal[1] = Field(1, description="Expert-parallel ranks; 1 is all there is.")
+    expert_parallel: int = Field(1, ge=1, description="Data-parallel ranks over which experts are spread.")
     enable_parallel_optimizer: bool = Field(
         False, description="`parallel.enable_parallel_optimizer`: optimizer state is sharded over data-parallel ranks."
     )
@@ -54,6 +54,11 @@ class ParallelSettings(Settings):
     @property
     def workers(self) -> int:
         return self.data_parallel * self.model_parallel * self.pipeline_stage
+
+    @property
+    def ranks_of_a_step(self) -> int:
+        """Ranks that compute a decode step together."""
+        return self.model_parallel * self.expert_parallel
 
 
 class RecomputeSettings(Settings):
@@ -105,12 +110,18 @@ class ModelYaml(Settings):
     """A MindFormers model YAML."""
 
     path: str = Field(description="The file, as given.")
+    first_rank: int = Field(0, ge=0, description="First of the job's ranks that have this layout; no key of the file.")
     model: ModelSettings = ModelSettings()
     parallel: ParallelSettings = ParallelSettings()
     recompute: RecomputeSettings = RecomputeSettings()
     context: ContextSettings = ContextSettings()
     lora: PetSettings | None = Field(None, description="`lora_config`, or `model.model_config.pet_config`.")
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
+
+    @property
+    def ranks(self) -> range:
+        """Ranks of the job that have this layout."""
+        return range(self.first_rank, self.first_rank + self.parallel.workers)
 
     @property
     def recomputes(self) -> bool:

@@ -7,10 +7,14 @@ from mindrlhf.configs.model_names import SIGNS
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import FAMILIES, LLAMA_CLASS, LLAMA_TYPE
 
-SUPPORTED = f"supported are {', '.join(family.title for family in FAMILIES.values())}"
+SERVED = {
+    name: family for name, family in FAMILIES.items() if not family.sees
+}  # the others are models with images, which some commands run
+SUPPORTED = f"supported are {', '.join(family.title for family in SERVED.values())}"
 CLASSES = (LLAMA_CLASS, *(family.mindformers for family in FAMILIES.values() if family.mindformers))
-MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *FAMILIES}))
+MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *SERVED}))
 EXPERTS = next(iter(SIGNS))
+WITH_IMAGES = "a model with images, outside of `mindrlhf train`, `sft`, `generate` and `eval`,"
 
 
 def unsupported(where: str, found: str, kind: str = "this model family") -> UserError:

@@ -14,12 +14,14 @@ from mindrlhf.algorithms.kl_names import check_kl_estimator
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.algorithms.methods import Methods, unknown_name
 from mindrlhf.configs.algorithm import AlgorithmSettings
+from mindrlhf.configs.expert_checks import check_expert_parallel, check_experts, check_spread_dropout
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP, differences
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.placement import check_workers
 from mindrlhf.configs.problems import number
 from mindrlhf.configs.run import HELD_OUT, RunSettings
 from mindrlhf.configs.sft import SFTSettings
@@ -54,9 +56,10 @@ def check_grpo(
     if ours != theirs:
         found = f"{infer.path}: context.device_target is {ours}, and {train.path} has {theirs}"
         raise UserError(f"{found}; set both to one.")
+    check_workers(train, infer, config.trainer.placement, workers)
     for yaml, model in ((train, train_model), (infer, infer_model)):
         check_device(yaml, model)
-        check_layout(yaml, model, workers)
+        check_layout(yaml, model, yaml.parallel.workers if infer.first_rank else workers)
     check_training_layout(train, config.train.length_bucket)
     check_generating_layout(infer)
     check_same_model(train, infer, train_model, infer_model)
@@ -65,6 +68,7 @@ def check_grpo(
     check_algorithm(config.algorithm)
     check_batch(config, train, infer)
     check_dynamic_sampling(config, infer)
+    check_experts(config, infer, train_model)
     held_out = "held-out problems; set data.val_dataset to a prompt MindRecord"
     check_trainer(config.trainer, config.data.val_dataset is not None, held_out)
     check_lora(config.lora)
@@ -144,6 +148,7 @@ def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     if misfit := _misfit(model, tensor):
         right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
         raise UserError(f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.")
+    check_expert_parallel(yaml, model)
     if stages > model.num_layers:
         found = f"{where}.pipeline_stage {stages} is more than the model's {model.num_layers} layers"
         raise UserError(f"{found}; set it to {model.num_layers} or fewer.")
@@ -295,6 +300,7 @@ def check_dropout(yaml: ModelYaml, dropout: float) -> None:
     dropout: rate of the adapters. Pipeline stages draw their masks again. Such layers have products of the activations'
     dtype.
     """
+    check_spread_dropout(yaml, dropout)
     dtype = yaml.model.compute_dtype
     device = yaml.context.device
     activations = device.activations(dtype)

@@ -14,11 +14,13 @@ class Batch:
     """Experiences of one step, of all ranks.
 
     figures: metrics of how they were collected, by name. position: rows of the dataset drawn up to and with them.
+    whole: False if answers may be unfinished, and none is scored.
     """
 
     experiences: list[Experience]
     figures: Mapping[str, float]
     position: int
+    whole: bool = True
 
 
 class BatchesAhead:
@@ -35,8 +37,11 @@ class BatchesAhead:
         """Steps whose batches wait, in order."""
         return tuple(self._batches)
 
+    def __getitem__(self, step: int) -> Batch:
+        return self._batches[step]
+
     def put(self, step: int, batch: Batch) -> None:
-        """Add the batch of the step after those that wait."""
+        """Add the next step's batch, or another state of one that waits."""
         self._batches[step] = batch
 
     def take(self, step: int) -> Batch:
@@ -46,13 +51,15 @@ class BatchesAhead:
     def state_dict(self) -> dict[str, Any]:
         """Describe the batches by step."""
         return {
-            str(step): {"position": batch.position, "figures": dict(batch.figures)}
+            str(step): {"position": batch.position, "figures": dict(batch.figures), "whole": batch.whole}
             for step, batch in self._batches.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the experiences follow by `decode`."""
-        self._batches = {int(step): Batch([], state[step]["figures"], state[step]["position"]) for step in state}
+        self._batches = {
+            int(step): Batch([], one["figures"], one["position"], one.get("whole", True)) for step, one in state.items()
+        }
 
     def snapshot(self) -> dict[int, Batch]:
         """Copy the queue."""
@@ -68,3 +75,8 @@ class BatchesAhead:
         if sorted(stored) != sorted(self._batches):
             raise ValueError(f"it has batches of steps {[*stored]}, and counters.ahead has {[*self._batches]}")
         self._batches = {step: replace(self._batches[step], experiences=stored[step]) for step in stored}
+
+
+def in_parts(state: Mapping[str, Any]) -> bool:
+    """Test if a `state_dict` has answers that may be unfinished."""
+    return any(not one.get("whole", True) for one in state.values())

@@ -20,10 +20,12 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.json import parse_json, write_json_lines
 from mindrlhf.files.naming import TEXT, step_path
 from mindrlhf.records.rows import ADDED, CARRIED, SCHEMA, Row, completed, experiences_of, text_row
+from mindrlhf.token_arrays import RECORDED
 from mindrlhf.types import Experience
 
-_FLAGS = {name for name, kind in SCHEMA.items() if kind["type"] == "bytes"}
-_ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or name in _FLAGS]
+_BYTES = {name for name, kind in SCHEMA.items() if kind["type"] == "bytes"}
+_FLAGS = {array.name for array in RECORDED if array.column == "bytes"}
+_ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or name in _BYTES]
 _FLOATS = [name for name, kind in SCHEMA.items() if kind == {"type": "float64"}]
 _PLAIN = [name for name in SCHEMA if name not in _ARRAYS]
 
@@ -44,7 +46,7 @@ def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
 
 def write_record(path: str | Path, rows: Iterable[Row]) -> int:
     """Write rows as a MindRecord, atomically; returns their number."""
-    stored = ({name: row[name].tobytes() if name in _FLAGS else row[name] for name in SCHEMA} for row in rows)
+    stored = ({name: row[name].tobytes() if name in _BYTES else row[name] for name in SCHEMA} for row in rows)
     return write_columns(path, SCHEMA, stored)
 
 
@@ -54,8 +56,9 @@ def read_record_rows(path: str | Path) -> list[dict[str, Any]]:
     columns = read_columns(path, [name for name in (*SCHEMA, CARRIED) if name not in missing])
     for name in _FLOATS:
         columns[name] = [float(value) for value in columns[name]]  # MindSpore reads 1.0 as the whole number 1
-    for name in _FLAGS & columns.keys():
-        columns[name] = [np.frombuffer(value, np.uint8) > 0 for value in columns[name]]
+    for name in _BYTES & columns.keys():
+        numbers = [np.frombuffer(value, np.uint8) for value in columns[name]]
+        columns[name] = [row > 0 for row in numbers] if name in _FLAGS else numbers
     return _rows(columns)
 
 

@@ -16,6 +16,7 @@ clipped. They mean nothing on tokens that were not sampled. Without figures, `to
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO
 from itertools import groupby
 from typing import Any, get_args
 
@@ -31,7 +32,7 @@ Row = Mapping[str, Any]
 
 _INTEGER, _FLOAT, _TEXT = {"type": "int64"}, {"type": "float64"}, {"type": "string"}
 _IDS = {"type": "int32", "shape": [-1]}
-_FORMS = {"bytes": {"type": "bytes"}, "json": _TEXT}
+_FORMS = {"bytes": {"type": "bytes"}, "json": _TEXT, "npy": {"type": "bytes"}}
 SCHEMA = {
     **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
     "finish_reason": _TEXT,
@@ -70,7 +71,7 @@ def rows_of(
         }
         if decode:
             shared |= {
-                "prompt": decode(prompt.token_ids),
+                "prompt": decode(prompt.text_ids),
                 "ground_truth": prompt.fields.get("ground_truth"),
                 "prompt_length": len(prompt.token_ids),
             }
@@ -100,12 +101,36 @@ def rows_of(
 
 
 def _stored(array: TokenArray, rollout: Rollout) -> np.ndarray | str:
-    """Return a response's array [R], or the JSON of its values."""
+    """Return a response's array [R], its file's bytes, or its JSON."""
     values = rollout.row(array.name)
+    if array.column == "npy":
+        return npy_bytes(values)
     if array.column != "json":
         return values
     places = np.flatnonzero(~np.isnan(values))
     return orjson.dumps(list(zip(places.tolist(), values[places].tolist(), strict=True))).decode()
+
+
+def npy_bytes(values: np.ndarray) -> np.ndarray:
+    """Write an array as a file of NumPy's: uint8[n].
+
+    It is one 0 for an array without numbers.
+    """
+    if not values.size:
+        return np.zeros(1, np.uint8)
+    buffer = BytesIO()
+    np.save(buffer, values, allow_pickle=False)
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def npy_array(content: np.ndarray) -> np.ndarray | None:
+    """Invert `npy_bytes`; None for an array without numbers, ValueError for other bytes."""
+    if content.tolist() == [0]:
+        return None
+    try:
+        return np.lib.format.read_array(BytesIO(content.tobytes()), allow_pickle=False)
+    except (EOFError, MemoryError) as error:
+        raise ValueError(str(error)) from None
 
 
 def turns_of(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> list[tuple[bool, str]]:
@@ -149,8 +174,16 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
     row.setdefault("notes", "{}")
     for array in RECORDED:
         if array.name not in row:
-            row[array.name] = "[]" if array.column == "json" else array.filled(len(row["response_ids"]))
+            row[array.name] = _absent(array, len(row["response_ids"]))
     return {name: row[name] for name in SCHEMA}
+
+
+def _absent(array: TokenArray, length: int) -> np.ndarray | str:
+    """Return what a row without an array has stored."""
+    if array.column == "json":
+        return "[]"
+    values = array.filled(length)
+    return npy_bytes(values) if array.column == "npy" else values
 
 
 def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
@@ -185,10 +218,14 @@ def _sound_experience(rows: list[Row]) -> Experience:
 def _check(row: Row) -> None:
     """Raise ValueError, or a wrong type's error, for values that no run writes."""
     response = token_ids(row["response_ids"])
-    if not (len(response) and len(token_ids(row["prompt_ids"]))):
+    prompt = token_ids(row["prompt_ids"])
+    if not (len(response) and len(prompt)):
         raise ValueError("a prompt or response is empty")
     for array in RECORDED:
-        _check_array(array.name, row[array.name], len(response), row["sampled"])
+        if array.column == "npy":
+            _check_wide(array.name, npy_array(row[array.name]), len(prompt) - 1 if array.of_prompt else len(response))
+        else:
+            _check_array(array.name, row[array.name], len(response), row["sampled"])
     if row["finish_reason"] not in get_args(FinishReason):
         raise ValueError(f"finish_reason is {row['finish_reason']!r:.40}")
     if row["policy_step"] > row["step"]:
@@ -216,8 +253,24 @@ def _check_array(name: str, values: np.ndarray | str, length: int, sampled: np.n
         raise ValueError(f"{name} are not {length} finite numbers, one for each token")
 
 
+def _check_wide(name: str, values: np.ndarray | None, length: int) -> None:
+    if values is None:
+        return
+    if values.ndim != 2 or len(values) != length or values.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"{name} is {values.dtype}{list(values.shape)}, and has {length} rows of small whole numbers")
+
+
+def _is_there(array: TokenArray, row: Row) -> bool:
+    """Test whether a row has an array of numbers or booleans."""
+    if array.column == "array" and array.absent is not None:
+        return bool((row[array.name] != array.absent).any())
+    return array.column in ("array", "bytes")
+
+
 def _rollout(row: Row) -> Rollout:
-    arrays = {array.name: row[array.name] for array in RECORDED if array.column != "json"}
+    arrays = {array.name: row[array.name] for array in RECORDED if _is_there(array, row)}
+    files = ((array.name, npy_array(row[array.name])) for array in RECORDED if array.column == "npy")
+    arrays |= {name: values for name, values in files if values is not None}
     values = {array.name: dict(parse_json(row[array.name])) for array in RECORDED if array.column == "json"}
     names = ("prompt_id", "sample_index", "response_ids", "finish_reason", "seed")
     return Rollout(**{name: row[name] for name in names}, tokens=arrays).with_values(values)

@@ -23,10 +23,11 @@ class FineTuned(TrainedModel):
     def __init__(self, opening: Opening):
         super().__init__(opening)
         config = opening.config
-        head = PolicyLogProbs(self.decoder_for_updates(), temperature=1.0)
+        head = PolicyLogProbs(self.decoder_for_updates(), temperature=1.0, every_token=True)
         updater = self.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train, seed=config.seed)
         self._updates = Updates(self.what, updater, self.data_parallel, "token-mean")
-        self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature=1.0), config.train, self.pipeline)
+        scoring = PolicyLogProbs(self.decoder, temperature=1.0, every_token=True)
+        self.scorer = Scorer(scoring, config.train, self.pipeline)
 
     def update(self, pairs: Sequence[SequenceGroup], rate: float, progress: Advance) -> Update:
         """Make one optimizer update from this rank's demonstrations."""

@@ -4,17 +4,20 @@ from collections.abc import Iterator
 
 from mindspore import Parameter
 
-from mindrlhf.model_roles import GENERATOR
+from mindrlhf.model_roles import GENERATOR, POLICY_GROUPS
 from mindrlhf.models.packed import PackedWeights
 from mindrlhf.models.parameters import decoded_rows
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.roles.part import MemoryGroup, ModelPart, Opening, Parameters, RolePart
+from mindrlhf.roles.publication import Publication, empty_parameter
 
 
 class Generator(RolePart):
     """Policy in the generation layout, with weights packed as in `rollout.weights`.
 
     decoder: uses the published weights, for held-out problems. rollout_decoder: draws responses to train on; it
-    prefills prompts with the published weights.
+    prefills prompts with the published weights, and records the routing of experts if training replays it.
     """
 
     role = GENERATOR
@@ -22,18 +25,45 @@ class Generator(RolePart):
     def __init__(self, opening: Opening):
         super().__init__(opening)
         self._weights = opening.config.rollout.weights
+        self._verifies = opening.config.rollout.verify_weights
+        self._records = opening.config.rollout.records_routing
         self._packed: PackedWeights | None = None
+        self._publication: Publication | None = None  # of weights that other ranks train
 
     def join(self, policy: ModelPart) -> None:
         policy.publish_to(self)
 
+    def receive_from(self, trained: Partition) -> None:
+        """Take the weights of ranks that train, which give them meanwhile (`publish_to_ranks`).
+
+        trained: the part of any of them.
+        """
+        own = {spec.name: empty_parameter(self.partition, spec) for spec in self.partition.specs}
+        self._publication = Publication(trained, self.partition, self.collectives, {}, own, self._verifies)
+        self.hold(own)
+
+    @property
+    def publishes(self) -> bool:
+        """True when other ranks give it weights."""
+        return self._publication is not None
+
+    def publish(self) -> ReshardStatistics:
+        """Take the weights of an update from other ranks, if it `publishes`."""
+        done = self._publication.run()
+        self.refresh()
+        return done
+
     def memory_groups(self) -> Iterator[MemoryGroup]:
-        yield from ()  # the policy registers them
+        """Yield its own weights; a policy on this rank yields shared ones."""
+        trained = {spec.name for spec in self.partition.trained}
+        for trains, groups in POLICY_GROUPS.items() if self._publication else ():
+            own = [parameter for name, parameter in self.parameters.items() if (name in trained) == trains]
+            yield groups[2], [*own, *self.packed_parameters(trains)], False
 
     def hold(self, parameters: Parameters) -> None:
         super().hold(parameters)
-        self.rollout_decoder = self.decoder
         if self._weights == "train":
+            self.rollout_decoder = self._decoder(records=True) if self._records else self.decoder
             return
         model = self.partition.model
         shards = self.shards
@@ -43,7 +73,7 @@ class Generator(RolePart):
         rows = {head.name: slice(*shards.share(model.vocab_size))} if whole else {}
         self._packed = PackedWeights(self._weights, specs, parameters, rows)
         operators = self.yaml.context.device.operators(self.yaml.model.compute_dtype, self._weights)
-        self.rollout_decoder = self._decoder(operators=operators, packed=self._packed.packed)
+        self.rollout_decoder = self._decoder(operators=operators, packed=self._packed.packed, records=self._records)
 
     @property
     def refreshes(self) -> bool:

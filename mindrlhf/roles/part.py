@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn
 
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.backend.comm.graph_collectives import ExpertParallel, TensorParallel
 from mindrlhf.backend.operators import Operators
 from mindrlhf.checkpoint.adapted import split_adapter
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
@@ -31,7 +31,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ADAPTER_FOLDER
 from mindrlhf.memory.residency import BLOCK_NUMBERS, Residency
 from mindrlhf.model_roles import Role, RoleModel
-from mindrlhf.models.axes import DATA_AXES, MODEL_AXES, PIPELINE, TENSOR
+from mindrlhf.models.axes import COPY_AXES, DATA_AXES, EXPERT, PIPELINE, TENSOR
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.expert_layers import BALANCE
 from mindrlhf.models.initialize import build_parameters
@@ -73,13 +73,14 @@ class ModelPart:
     """The part of a model that this rank holds under one model YAML.
 
     All ranks of the YAML's mesh, and no others, make their parts at the same time and in the same order. `load` or
-    `hold` sets the parameters. partition: the shard. data_parallel, shards, pipeline: this rank's place on each axis.
-    micro_batches: the fewest in an update, to keep the stages of a pipeline busy. max_positions: of the longest
+    `hold` sets the parameters. partition: the shard. data_parallel, shards, spread, pipeline: this rank's place on each
+    axis. micro_batches: the fewest in an update, to keep the stages of a pipeline busy. max_positions: of the longest
     sequence. Raises `UserError` if the layout does not divide the model.
     """
 
     role: Role
     what = "model"  # for messages
+    replays = records = False  # the routing of experts, see `Decoder`
     scorer: Scorer | None = None
     updater: Updater | None = None  # only of a part that is trained
 
@@ -92,6 +93,7 @@ class ModelPart:
         self._max_positions = max_positions
         self.data_parallel = DataParallel(collectives, mesh.group(rank, *DATA_AXES))
         self.shards = TensorParallel(collectives, mesh.group(rank, TENSOR), sequence=self.partition.sequence)
+        self.spread = ExpertParallel(collectives, mesh.group(rank, EXPERT))
         self.pipeline = PipelineAxis(collectives, mesh.group(rank, PIPELINE))
         self.micro_batches = yaml.parallel.micro_batch_num if mesh.pp > 1 else 1
         self.parameters: Parameters = {}
@@ -124,6 +126,7 @@ class ModelPart:
         for_updates: bool = False,
         operators: Operators | None = None,
         packed: Parameters | None = None,
+        records: bool = False,
     ) -> Decoder:
         part = self.partition
         yaml = self.yaml
@@ -140,6 +143,9 @@ class ModelPart:
             recompute=recompute,
             for_updates=for_updates,
             packed=packed,
+            replays=self.replays,
+            records=records or self.records,
+            spread=self.spread,
         )
 
     def open_updater(
@@ -164,7 +170,7 @@ class ModelPart:
             settings,
             [self.parameters[spec.name] for spec in part.trained],
             part.trained,
-            ShardedNorm(counted, self._sum_over_replica) if part.mesh.pp * part.mesh.tp > 1 else None,
+            ShardedNorm(counted, self._sum_over_copy) if len(self._copy) > 1 else None,
             self._replica_share() if part.shared_optimizer else None,
             BLOCK_NUMBERS if in_blocks else None,
             self.decoder.operators,
@@ -175,10 +181,13 @@ class ModelPart:
         self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches, seed)
         return self.updater
 
-    def _sum_over_replica(self, number: float) -> float:
-        """Sum a number over the ranks that together hold the model."""
-        group = self.partition.mesh.group(self.partition.rank, *MODEL_AXES)
-        return float(self.collectives.all_reduce_sum(np.array([number], np.float64), group)[0])
+    @property
+    def _copy(self) -> tuple[int, ...]:
+        """The ranks that hold one copy of the model together."""
+        return self.partition.mesh.group(self.partition.rank, *COPY_AXES)
+
+    def _sum_over_copy(self, number: float) -> float:
+        return float(self.collectives.all_reduce_sum(np.array([number], np.float64), self._copy)[0])
 
     def _replica_share(self) -> ReplicaShare:
         """Select the rows that this data-parallel replica updates for all."""

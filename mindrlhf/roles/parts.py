@@ -8,7 +8,8 @@ from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.memory.residency import Residency
-from mindrlhf.model_roles import POLICY, ROLES, RoleModel
+from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, RoleModel
+from mindrlhf.parallel.partition import Partition
 from mindrlhf.roles.critic import Critic
 from mindrlhf.roles.generator import Generator
 from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart
@@ -31,7 +32,16 @@ class Parts(dict[str, ModelPart]):
 
     @property
     def policy(self) -> TrainedModel:
+        """Part of the policy; KeyError on a rank that only generates."""
         return self[POLICY.name]
+
+    @property
+    def publishing(self) -> TrainedModel | Generator:
+        """Part that brings updated weights to the graphs that generate.
+
+        It is the generator's on a rank without the policy.
+        """
+        return self.get(POLICY.name) or self[GENERATOR.name]
 
     def scoring(self) -> Iterator[ModelPart]:
         """Yield the parts that score tokens before a step's updates, in order."""
@@ -39,7 +49,7 @@ class Parts(dict[str, ModelPart]):
 
     def trained(self) -> Iterator[ModelPart]:
         """Yield the parts that are trained alongside the policy."""
-        return (part for part in self.values() if part is not self.policy and part.updater)
+        return (part for name, part in self.items() if name != POLICY.name and part.updater)
 
     def arrays(self) -> Arrays:
         """Return kind -> (layout, parameters) of everything that training changes."""
@@ -51,7 +61,7 @@ class Parts(dict[str, ModelPart]):
 
     def register(self, residency: Residency) -> None:
         """Let trained parts leave memory in phases that do not need them."""
-        for part in (self.policy, *self.trained()):
+        for part in (self.publishing, *self.trained()):
             part.register(residency)
 
 
@@ -64,17 +74,32 @@ def open_parts(
     checkpoint: Checkpoint | None,
     residency: Residency,
 ) -> Parts:
-    """Open the parts of a run; all ranks do it at the same time.
+    """Open a rank's parts of a run; all ranks do it together.
 
     Parts that are not trained leave memory before others are loaded. yamls, roles: of the job. checkpoint: of a run
     that is resumed.
     """
     opening = Opening(config, yamls, roles, collectives, max_positions, checkpoint)
+    rank = collectives.world.rank
     parts = Parts()
-    for name in (name for name in ROLES if name in roles):
+    for name in (name for name, role in ROLES.items() if name in roles and rank in yamls[role.layout].ranks):
         part = parts[name] = PARTS[name](opening)
         if ROLES[name].training is None:
             part.register(residency)
-    for part in parts.values():
+    for part in parts.values() if POLICY.name in parts else ():
         part.join(parts.policy)
+    if GENERATOR.name in roles and not {POLICY.name, GENERATOR.name} <= parts.keys():
+        publish_between_ranks(opening, parts)
     return parts
+
+
+def publish_between_ranks(opening: Opening, parts: Parts) -> None:
+    """Bring the first weights from ranks that train to ranks that generate."""
+    opening.collectives.peers()  # a library connects all ranks at once
+    generator = parts.get(GENERATOR.name)
+    other = POLICY if generator else GENERATOR
+    theirs = Partition.every_rank(opening.yamls[other.layout], opening.roles[other.name].model)[0]
+    if generator:
+        generator.receive_from(theirs)
+    else:
+        parts.policy.publish_to_ranks(theirs)

@@ -11,8 +11,10 @@ from mindrlhf.algorithms.rollout_correction import importance_weights
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.metrics.progress import Advance
 from mindrlhf.model_roles import POLICY
+from mindrlhf.models.routing import Routing
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.training.batch import Rows, SequenceGroup
+from mindrlhf.training.first_routing import FirstRouting
 from mindrlhf.training.objective import Objective, policy_objective
 from mindrlhf.training.updater import Update, Updater
 from mindrlhf.types import Experience, put_back, taken
@@ -37,7 +39,11 @@ class Updates:
         """Make one update from experiences with the arrays that the objective reads, see `update_groups`."""
         masks = [e.trained_tokens for e in experiences]
         fields = {name: [e.rows(name) for e in experiences] for name in self._updater.objective.fields}
-        return self.update_groups([sequences(e) for e in experiences], masks, rate, progress, **fields)
+        return self.update_groups(self.groups(experiences), masks, rate, progress, **fields)
+
+    def groups(self, experiences: Sequence[Experience]) -> list[SequenceGroup]:
+        """Return the sequences of experiences."""
+        return [sequences(e) for e in experiences]
 
     def update_groups(
         self, groups: Sequence[SequenceGroup], masks: Rows, rate: float, progress: Advance, **fields: Rows
@@ -57,14 +63,26 @@ class Updates:
 
 
 class PolicyUpdates(Updates):
-    """Updates of the policy by its loss."""
+    """Updates of the policy by its loss.
 
-    def __init__(self, config: GRPOSettings, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel):
+    first: the routing of a step's first pass, which updates replay. Without scored log-probs this is the first update,
+    of all groups, as it gives the old log-probs.
+    """
+
+    def __init__(
+        self,
+        config: GRPOSettings,
+        updater: Updater,
+        loss: PolicyLoss,
+        data_parallel: DataParallel,
+        first: FirstRouting | None = None,
+    ):
         algorithm = config.algorithm
         limit = algorithm.aggregation_tokens or config.rollout.max_new_tokens
         super().__init__(POLICY.title, updater, data_parallel, loss.aggregation or algorithm.aggregation, limit)
         self._config = config
         self._loss = loss
+        self._first = first
         self._count = 0
 
     def __call__(
@@ -83,7 +101,16 @@ class PolicyUpdates(Updates):
             chosen = zip(experiences, self._selected(experiences), strict=True)
             experiences = [e.with_tokens(selected=rows) for e, rows in chosen]
         self._count += 1
-        return self.update(experiences, rate, progress)
+        update = self.update(experiences, rate, progress)
+        if self._first and _is_first_pass(experiences):
+            self._first.keep(super().groups(experiences), update.routing)
+        return update
+
+    def groups(self, experiences: Sequence[Experience]) -> list[SequenceGroup]:
+        groups = super().groups(experiences)
+        if self._first is None:
+            return groups
+        return self._first.begin(groups) if _is_first_pass(experiences) else self._first.given(groups)
 
     def state_dict(self) -> dict[str, int]:
         """Return the number that keys random choices of a loss, for a resumed run."""
@@ -123,12 +150,22 @@ def loss_weights(masks: Rows, aggregation: str, limit: int, data_parallel: DataP
     return weights, int(totals[0])
 
 
+def _is_first_pass(experiences: Sequence[Experience]) -> bool:
+    """Test for an update before which nothing has given the old policy's log-probs."""
+    return not all("old_log_probs" in e.tokens for e in experiences)
+
+
 def sequences(experience: Experience) -> SequenceGroup:
-    """Return a group's token ids, masks of sampled tokens, and identity."""
+    """Return a group with what the engine recorded.
+
+    Token ids, masks of sampled tokens, identity, pictures of the prompt, and the routing.
+    """
     group = experience.group
     responses = tuple(rollout.response_ids for rollout in group.rollouts)
+    routing = Routing.of_rollouts(tuple(rollout.tokens for rollout in group.rollouts))
     identity = (group.prompt.id, group.prompt.occurrence)
-    return SequenceGroup(group.prompt.token_ids, responses, experience.sampled, identity)
+    shown = (group.prompt.pictures, *[()] * len(responses)) if group.prompt.pictures else ()
+    return SequenceGroup(group.prompt.token_ids, responses, experience.sampled, identity, shown, routing)
 
 
 def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:

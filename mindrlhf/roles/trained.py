@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-from mindspore import Parameter, Tensor
-
 from mindrlhf.checkpoint.weights import Weights, continued_reader
 from mindrlhf.model_roles import POLICY, POLICY_GROUPS
 from mindrlhf.models.parameters import parameter_table
-from mindrlhf.parallel.layout import Layout
-from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
-from mindrlhf.reshard.plan import plan
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.roles.generator import Generator
 from mindrlhf.roles.part import MemoryGroup, ModelPart, Opening, Parameters, RolePart
+from mindrlhf.roles.publication import Publication, empty_parameter
 
 
 class TrainedModel(RolePart):
@@ -35,7 +32,7 @@ class TrainedModel(RolePart):
         read = continued_reader(checkpoint, first, self.partition) if checkpoint else first.reader(self.partition)
         self.load(read)
         self._published: Parameters = {}
-        self._reshard: OnlineReshard | None = None
+        self._publication: Publication | None = None
         self._generator: Generator | None = None
 
     def publish_to(self, generator: ModelPart) -> None:
@@ -50,30 +47,36 @@ class TrainedModel(RolePart):
             self._published = {
                 spec.name: self.parameters[spec.name]
                 if here.slices(spec) == there.slices(spec)
-                else Parameter(
-                    Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False
-                )
+                else empty_parameter(there, spec)
                 for spec in there.specs
             }
-            self._reshard = self._open_reshard(here.layout, there.layout)
-            self._reshard.run(self.verifies)
-            if here.trained_layout != here.layout:
-                differ = here.trained_layout != there.trained_layout
-                self._reshard = self._open_reshard(here.trained_layout, there.trained_layout) if differ else None
+            self._publication = Publication(
+                here, there, self.collectives, self.parameters, self._published, self.verifies
+            )
         generator.hold(self._published)
         self._generator = generator if isinstance(generator, Generator) else None
 
-    def _open_reshard(self, here: Layout, there: Layout) -> OnlineReshard:
-        return OnlineReshard(plan(here, there), self.collectives, self.parameters, self._published)
+    def publish_to_ranks(self, generating: Partition) -> None:
+        """Give the weights to ranks that only generate, which take them meanwhile (`Generator.receive_from`).
+
+        generating: the part of any of them.
+        """
+        self._publication = Publication(
+            self.partition, generating, self.collectives, self.parameters, {}, self.verifies
+        )
 
     @property
     def publishes(self) -> bool:
         """True when weights move between the layouts, or are packed."""
-        return self._reshard is not None or (self._generator is not None and self._generator.refreshes)
+        return self._moves or (self._generator is not None and self._generator.refreshes)
+
+    @property
+    def _moves(self) -> bool:
+        return self._publication is not None and self._publication.moves
 
     def publish(self) -> ReshardStatistics:
         """Bring the published weights up to date, if it `publishes`."""
-        done = self._reshard.run(self.verifies) if self._reshard else self._nothing_moved()
+        done = self._publication.run() if self._moves else self._nothing_moved()
         if self._generator:
             self._generator.refresh()
         return done

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, ops
+from mindspore import Parameter, ParameterTuple, Tensor, ops
 
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.allowed_tokens import never_drawn
 from mindrlhf.models.decoder import Decoder
+from mindrlhf.models.routing import RoutingForm
+from mindrlhf.rollout.recorder import RoutingRecorder
 from mindrlhf.rollout.sampling import Sampler, rule_of
 
 # Token limit of one call of the operator that draws several: without, and with a partner's tokens between them.
@@ -21,6 +24,7 @@ class Cache:
     """Keys and values of `slots` sequences: each layer's [slots, K, size, D].
 
     packed: arrays are int32[slots, K, size, D / 2], with two bfloat16 numbers in each int32 (`Operators.packs_cache`).
+    routing: numbers of the experts that are recorded: int32[slots, layers with experts, size, chosen], or None.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class Cache:
         head_dim: int,
         dtype: str = "float32",
         packed: bool = False,
+        routing: RoutingForm | None = None,
     ):
         self.slots = slots
         self.size = size
@@ -42,27 +47,27 @@ class Cache:
             ParameterTuple([zero_parameter(f"cache.{part}.{i}", shape, dtype) for i in range(layers)])
             for part in ("key", "value")
         )
+        self.routing: Parameter | None = None
+        if routing:
+            self.routing = zero_parameter("cache.routing", (slots, len(routing.layers), size, routing.chosen), "int32")
 
     @property
     def parameters(self) -> list[Parameter]:
-        return [*self.keys, *self.values]
+        return [*self.keys, *self.values, *([] if self.routing is None else [self.routing])]
 
 
 class Prefill(Graph):
-    """Graph from prompts int32[N, P] to each layer's key, value [N, K, P, D].
+    """Graph from prompts int32[N, P] to the arrays that `Admit` copies (`Decoder.prefill`).
 
-    positions: int32[N * P], places in the sequences.
+    positions: int32[N * P], places in the sequences. further: see `Decoder.prefill`.
     """
 
     def __init__(self, decoder: Decoder):
-        super().__init__("generate/prefill", decoder.positions)
+        super().__init__("generate/prefill", decoder.positions, decoder.records)
         self.decoder = decoder
 
-    def construct(self, prefix_ids, positions):
-        flat = ()
-        for key, value in self.decoder.prefill(prefix_ids, positions):
-            flat += (key, value)
-        return flat
+    def construct(self, prefix_ids, positions, *further):
+        return self.decoder.prefill(prefix_ids, positions, *further)
 
 
 class Admit(Graph):
@@ -74,11 +79,13 @@ class Admit(Graph):
     """
 
     def __init__(self, cache: Cache, operators: Operators, longest: int):
-        super().__init__("generate/admit", longest, cache.packed)
+        super().__init__("generate/admit", longest, cache.packed, cache.routing is not None)
         self.admit = operators.admit
         self.longest = longest
         # Parameters of this graph, which is why it can be kept in the cache of compiled graphs.
-        self.caches = ParameterTuple([part for pair in zip(cache.keys, cache.values, strict=True) for part in pair])
+        pairs = zip(cache.keys, cache.values, strict=True)
+        routing = () if cache.routing is None else (cache.routing,)
+        self.caches = ParameterTuple([*(part for pair in pairs for part in pair), *routing])
 
     def construct(self, slots, rows, *prefilled):
         return self.admit(slots, rows, self.longest, prefilled, self.caches)
@@ -97,15 +104,21 @@ class Decode(Graph):
     enough: int32[3]: the number of active slots at which no further token begins, a slot's first position after the
     longest prompt, and the most steps; each draws one token of a slot, plus its draft's.
     context: int32[B, n], tokens that are taken as they are and never end a slot; -1 where a token is drawn.
+    least_banned: of `banned`. The operator bans tokens that are never drawn in the place of stop tokens, and goes on
+    behind these; what it draws has the probability under which it is drawn.
     histories: int32[B, h], texts for drafts (see `rollout.drafts`). uniform: [B, n]. rules, seen: see `Sampler`.
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
-        super().__init__("generate/decode", decoder.positions, decoder.operators.weights, cache.packed, sampler.rule)
+        kinds = (decoder.operators.weights, cache.packed, decoder.records)
+        super().__init__("generate/decode", decoder.positions, *kinds, sampler.rule)
         self.decoder = decoder
         self.sampler = sampler
         self.keys, self.values = cache.keys, cache.values
+        self.kept = Tensor(np.zeros((1, 1, 1, 1), np.int32)) if cache.routing is None else cache.routing
         self.fused = decoder.decodes_tokens and sampler.simple
+        self.bans = self.fused and sampler.bans
+        self.least_banned = np.iinfo(np.int32).max if self.bans else 0
         if self.fused:
             self.layers = decoder.decode_parameters(cache.keys, cache.values)
 
@@ -128,8 +141,9 @@ class Decode(Graph):
         sampler = self.sampler
         if self.fused:
             slots = (ids, places, angles, remaining, banned, leaders, prefixes, enough, context, histories)
-            return self.decoder.decode_tokens(slots, uniform, rules, sampler.stop_ids, self.layers)
-        hidden = self.decoder.decode(ids, places, angles, self.keys, self.values)
+            out = self.decoder.decode_tokens(slots, uniform, rules, sampler.stop_ids, self.kept, self.layers)
+            return (out[0], out[1], out[1], out[3]) if self.bans else out
+        hidden = self.decoder.decode(ids, places, angles, self.keys, self.values, self.kept)
         ban = (banned > 0).astype("float32")
         token, behaviour, policy = sampler(self.decoder.decode_logits(hidden), uniform.reshape((-1,)), ban, rules, seen)
         given = context >= 0
@@ -144,7 +158,8 @@ class EngineGraphs:
 
     slots: sequences decoded at once; size: positions of a slot; max_prompt: longest prompt in tokens; stop_ids: tokens
     that end a response. The operator for several tokens needs one graph; the graph for one token of each slot draws
-    with all settings that were opened so far.
+    with all settings that were opened so far. together: the ranks that run each graph at the same time, because experts
+    are spread over them.
     """
 
     def __init__(
@@ -162,13 +177,17 @@ class EngineGraphs:
             head_dim=config.head_dim,
             dtype=decoder.dtype,
             packed=decoder.packs_cache,
+            routing=decoder.routing if decoder.records else None,
         )
         self.prefill = Prefill(decoder)
         self.admit = Admit(self.cache, decoder.operators, max_prompt)
         self.admit_size = -(-slots // 8)
         self.decodes: dict[bool, Decode] = {}  # by use of the operator
+        self.recorder = RoutingRecorder(self.cache.routing, decoder.routing, max_prompt) if decoder.records else None
+        self.together = decoder.spread
         self._decoder = decoder
         self._drawn_ids = tuple(stop_ids)
+        self._never_drawn = never_drawn(config)
         self._settings: list[SamplingSettings] = []  # of the graph for one token
         self._opened: dict[tuple[bytes, bool], bool] = {}
 
@@ -184,11 +203,11 @@ class EngineGraphs:
 
     def _build(self, sampling: SamplingSettings) -> bool:
         shards = self._decoder.shards
-        sampler = Sampler([sampling], self.vocabulary, self._drawn_ids, shards)
+        sampler = Sampler([sampling], self.vocabulary, self._drawn_ids, shards, self._never_drawn)
         operator = self._decoder.decodes_tokens and sampler.simple
         if not operator:
             self._settings.append(sampling)
-            sampler = Sampler(self._settings, self.vocabulary, self._drawn_ids, shards)
+            sampler = Sampler(self._settings, self.vocabulary, self._drawn_ids, shards, self._never_drawn)
         known = self.decodes.get(operator)
         if known is None or (not operator and known.sampler.rule != sampler.rule):
             self.decodes[operator] = Decode(self._decoder, self.cache, sampler)

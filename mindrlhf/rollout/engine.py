@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mindrlhf.backend.compile.graph import compile_seconds
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
@@ -47,7 +49,7 @@ class Engine:
 
     decoder: the model over its parameters; config: its shape; slots: sequences decoded at once; max_prompt: longest
     prompt in tokens; stop_ids: tokens that end a response; decode_text: token ids -> text, needed for stop strings
-    only.
+    only. Engines of ranks over which experts are spread are opened together, and generate together.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Engine:
         decode_text: Callable[[Sequence[int]], str] | None = None,
     ):
         check_stop_strings(sampling.stop_strings, decode_text)
+        self._together = decoder.spread
+        slots = int(self._together.largest(np.array([slots]))[0])
         self.sampling = sampling
         self.seed = seed
         self.slots = slots
@@ -95,20 +99,31 @@ class Engine:
         """
         for prompt in prompts:
             check_length(prompt, self.max_prompt)
-        if not prompts:
-            self.statistics = Statistics()
-            return []
-        self._parts.collect()  # drops the times of an interrupted call
-        session = self.session()
         openings = []
-        reported = 0
-        if partner:
+        self._parts.collect()  # drops the times of an interrupted call
+        if partner and prompts:
             with self._parts("partner"):
                 prompts, openings = begin(partner, prompts, num_generations, step)
+        requests = []
         for row, prompt in zip(range(0, len(prompts) * num_generations, num_generations), prompts, strict=True):
             own = openings[row : row + num_generations]
-            session.submit(Request(prompt, self.sampling, num_generations, self.seed, step, partner, row, own, listen))
-        while session.busy:
+            requests.append(Request(prompt, self.sampling, num_generations, self.seed, step, partner, row, own, listen))
+        return self._answer(requests, progress)
+
+    def answer(self, requests: Sequence[Request], progress: Advance | None = None) -> list[RolloutGroup]:
+        """Answer requests in a session of their own.
+
+        Returns a group for each, in order. progress: see `generate`.
+        """
+        self._parts.collect()  # drops the times of an interrupted call
+        return self._answer(requests, progress)
+
+    def _answer(self, requests: Sequence[Request], progress: Advance | None) -> list[RolloutGroup]:
+        session = self.session()
+        reported = 0
+        for request in requests:
+            session.submit(request)
+        while self._together.any(session.busy):
             reported = _report(session, reported, progress)
             session.step()
         _report(session, reported, progress)

@@ -60,7 +60,7 @@ class Generator:
         adapter: str | None = None,
     ):
         model = local_model(model)
-        self.model = language_model(model)
+        self.model = language_model(model, seeing=True)
         self.tokenizer = tokenizer or Tokenizer.from_path(hf_folder(model))
         self.sampling = sampling
         self._slots = slots
@@ -135,9 +135,12 @@ class Generator:
         return Prompt(place, np.array(ids, np.int32))
 
 
-def language_model(path: str) -> ModelConfig:
-    """Read the architecture of a checkpoint that can generate. Raises UserError."""
-    config = checkpoint_config(path)
+def language_model(path: str, seeing: bool = False) -> ModelConfig:
+    """Read the architecture of a checkpoint that can generate.
+
+    seeing: also of a model with images. Raises UserError.
+    """
+    config = checkpoint_config(path, seeing)
     if config is None:
         raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
     refuse_critic(path, config)

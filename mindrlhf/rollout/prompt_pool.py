@@ -6,6 +6,7 @@ import numpy as np
 from mindspore import Tensor
 
 from mindrlhf.rollout.decode_graphs import EngineGraphs
+from mindrlhf.rollout.prompt_arrays import PromptArrays
 from mindrlhf.rollout.request import Work
 from mindrlhf.shapes import padded_prefix, pool_size
 
@@ -19,26 +20,35 @@ class PromptPool:
     def __init__(self, graphs: EngineGraphs, bucket: int):
         self._graphs = graphs
         self._bucket = bucket
+        self._arrays = PromptArrays(graphs.prefill.decoder)
         self._shapes: list[tuple[int, int]] = []  # of prefilled prompts: number, padded length
         self.prompts: list[Work] = []
         self._prefilled = ()
 
     def fill(self, queue: Sequence[Work]) -> None:
-        """Prefill the first prompts, in the smallest known shape that holds them."""
-        longest = max(len(work.request.prompt.token_ids) for work in queue)
-        count = min(len(queue), pool_size(self._graphs.slots, queue[0].request.samples))
-        needed = count, padded_prefix(longest, self._bucket)
+        """Prefill the first prompts, in the smallest known shape that holds them.
+
+        Without any, other ranks have some, with which this rank computes (`EngineGraphs.together`).
+        """
+        own = 0, 0
+        if queue:
+            longest = max(len(work.request.prompt.token_ids) for work in queue)
+            count = min(len(queue), pool_size(self._graphs.slots, queue[0].request.samples))
+            if whole := queue[0].request.whole:
+                longest = self._graphs.max_prompt
+                count = pool_size(self._graphs.slots, whole)
+            own = count, padded_prefix(longest, self._bucket)
+        needed = tuple(self._graphs.together.largest(np.array(own)).tolist())
         fitting = [shape for shape in self._shapes if shape[0] >= needed[0] and shape[1] >= needed[1]]
         if not fitting:
             self._shapes.append(needed)
         shape = min(fitting, default=needed, key=np.prod)
-        self.prompts = [work for work, _ in zip(queue, range(shape[0]), strict=False)]
-        ids = np.zeros(shape, np.int32)
-        for row, work in enumerate(self.prompts):
-            prompt = work.request.prompt.token_ids
-            ids[row, : len(prompt) - 1] = prompt[:-1]
-        positions = np.tile(np.arange(shape[1], dtype=np.int32), shape[0])
-        self._prefilled = self._graphs.prefill(Tensor(ids), Tensor(positions))
+        first = [work for work, _ in zip(queue, range(shape[0]), strict=False)]
+        arrays = self._arrays([work.request.prompt for work in first], shape)
+        prefilled = self._graphs.prefill(*map(Tensor, arrays))
+        if queue:
+            self.prompts = first
+            self._prefilled = prefilled
 
     def copy(self, copies: Sequence[tuple[int, Work]]) -> None:
         """Copy prompts to slots."""

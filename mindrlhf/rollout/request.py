@@ -18,6 +18,10 @@ class Request:
     samples: number of responses. seed, step: key the random numbers, together with the prompt's id and the response's
     index. partner: answers the turns of the responses, which are its rows from `row` on; openings: by response, ids
     that it puts before the first turn. listen: called after each drawn token.
+    begun: by response, ids that it already has; their keys and values are computed again, and drawing goes on behind
+    them. limits: by response, tokens at which it ends, those included; by default `sampling.max_new_tokens`. keys: by
+    response, its index among all that are drawn for the prompt in a step; by default they are the next ones. whole: if
+    these may be a part of a group, its size: prompts are then prefilled in one shape, whatever their number.
     """
 
     prompt: Prompt
@@ -29,6 +33,23 @@ class Request:
     row: int = 0
     openings: Sequence[np.ndarray] = ()
     listen: Listener | None = None
+    begun: Sequence[np.ndarray] = ()
+    limits: Sequence[int] = ()
+    keys: Sequence[int] = ()
+    whole: int = 0
+
+    def limit(self, sample: int) -> int:
+        """Return the most tokens of a response."""
+        return self.limits[sample] if self.limits else self.sampling.max_new_tokens
+
+    def key(self, sample: int) -> int:
+        """Return a response's index among a step's responses to the prompt."""
+        # A prompt that a step draws again gets new samples, not the same samples again.
+        return self.keys[sample] if self.keys else self.prompt.occurrence * self.samples + sample
+
+    def known(self, sample: int) -> int:
+        """Count the tokens that a response already has."""
+        return len(self.begun[sample]) if self.begun else 0
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -39,7 +60,8 @@ class Request:
 class Work:
     """State of a request.
 
-    home: the slot that holds its prompt for all its samples; -1 is none.
+    home: the slot that holds its prompt for all its samples; -1 is none. prompt_routing: of its prompt, as soon as a
+    response has ended, if it is recorded.
     """
 
     def __init__(self, number: int, request: Request, operator: bool):
@@ -50,6 +72,7 @@ class Work:
         self.slots = [-1] * request.samples
         self.placed = 0
         self.home = -1
+        self.prompt_routing: np.ndarray | None = None
 
     @property
     def answered(self) -> bool:

@@ -35,10 +35,15 @@ def block_size(vocabulary: int, ranks: int = 1) -> int:
     return min(divisors, key=lambda b: abs(math.log(b * b / vocabulary)))
 
 
-def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int) -> bool:
-    """Test that the operator for several tokens can draw with these settings."""
+def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int, bans: bool = False) -> bool:
+    """Test that the operator for several tokens can draw with these settings.
+
+    bans: some tokens are never drawn. The operator bans them as it bans stop tokens, so that it has no stop tokens
+    then; and a greedy token's log-prob would count them.
+    """
     filters = 0 < settings.top_k < vocabulary or settings.top_p < 1.0 or settings.min_p > 0.0
-    return ranks == 1 and not filters and settings.repetition_penalty == 1.0
+    ends = bans and (settings.min_new_tokens > 0 or settings.temperature == 0)
+    return ranks == 1 and not filters and settings.repetition_penalty == 1.0 and not ends
 
 
 def rule_of(settings: SamplingSettings, vocabulary: int) -> np.ndarray:
@@ -64,6 +69,8 @@ class Sampler(nn.Cell):
     The outputs are token int32[B], behaviour log-prob and policy log-prob, float32[B].
     settings: the graph computes what any of these needs; a slot's tokens depend on its own rule alone.
     shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same.
+    never_drawn: tokens whose logits are masked already (`models.allowed_tokens`); the operator for several tokens has
+    logits without a mask.
     The behaviour log-prob is under the distribution drawn from; the policy log-prob has only the temperature applied.
     Temperature 0 takes the largest logit; its behaviour log-prob is 0 and its policy log-prob is at temperature 1.
     """
@@ -74,6 +81,7 @@ class Sampler(nn.Cell):
         vocabulary: int,
         stop_ids: tuple[int, ...],
         shards: TensorParallel | None = None,
+        never_drawn: tuple[int, ...] = (),
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
@@ -102,11 +110,12 @@ class Sampler(nn.Cell):
         stop[0, [i for i in stop_ids if i < vocabulary]] = MASKED
         self.stop_mask = Tensor(stop[:, self.first : self.end].copy())
         self.block = block_size(vocabulary, shards.size)
-        self.simple = all(draws_in_operator(one, vocabulary, shards.size) for one in settings)
+        self.bans = bool(never_drawn)
+        self.simple = all(draws_in_operator(one, vocabulary, shards.size, self.bans) for one in settings)
         filters = (self.top_k, self.top_p, self.min_p, self.penalises, self.bans_stop)
         kinds = (self.draws, self.greedy, self.all_plain, self.some_plain, self.shares, self.inverse, self.penalty)
         self.rule = (*kinds, *filters, self.simple, tuple(stop_ids))  # tells samplers apart
-        self.stop_ids = Tensor(np.array(stop_ids or (-1,), np.int32))
+        self.stop_ids = Tensor(np.array(never_drawn or stop_ids or (-1,), np.int32))  # of the operator
         self.cumulative = ops.CumSum()
         self.row_max = ops.ReduceMax(True)
 

@@ -70,8 +70,8 @@ class Session:
         Raises UserError for a prompt that is too long.
         """
         check_length(request.prompt, self._graphs.max_prompt)
-        limit = request.sampling.max_new_tokens
-        if limit > self._limit:
+        limits = [request.limit(sample) for sample in range(request.samples)]
+        if (limit := max(limits)) > self._limit:
             raise ValueError(f"max_new_tokens {limit} of a request is above the session's {self._limit}")
         check_stop_strings(request.stop_strings, self._decode_text)
         for sample, ids in enumerate(request.openings):
@@ -81,7 +81,7 @@ class Session:
             self._slots.penalise()
         self._requests += 1
         self._unplaced += request.samples
-        self.most += request.samples * limit
+        self.most += sum(limits)
         self._queue.append(Work(self._requests, request, operator))
         return self._requests
 
@@ -104,9 +104,9 @@ class Session:
         if work in self._queue:
             self._queue.remove(work)
         slots = self._slots.of(work)
-        unplaced = work.request.samples - work.placed
-        self._unplaced -= unplaced
-        self.most -= unplaced * work.request.sampling.max_new_tokens
+        unplaced = range(work.placed, work.request.samples)
+        self._unplaced -= len(unplaced)
+        self.most -= sum(map(work.request.limit, unplaced))
         for slot in slots:
             if self._slots.waiting[slot]:
                 self._unwanted.add((id(work.request.partner), work.request.row + self._slots.work[slot][1]))
@@ -122,7 +122,7 @@ class Session:
         by_operator = self._slots.operator[active]
         for operator in (True, False):
             slots = active[by_operator == operator]
-            if len(slots):
+            if len(slots) or (self._graphs.together.size > 1 and not operator):
                 self._decode(slots, operator, len(active) - len(slots))
 
     def _receive(self) -> None:
@@ -154,11 +154,18 @@ class Session:
         free = np.flatnonzero(~self._slots.used).tolist()
         # A few free slots wait until there are more, so that an admission copies several at once.
         if len(free) < min(self._graphs.admit_size, self._unplaced) and len(self._slots.active()):
-            return
-        while free and self._queue:
+            free = []
+        while True:
+            self._place(free)
+            needed = bool(free and self._queue) and self._queue[0] not in self._pool.prompts
+            if not self._graphs.together.any(needed):
+                return
             with self._parts("prefill"):
-                if self._queue[0] not in self._pool.prompts:
-                    self._pool.fill(self._queue)
+                self._pool.fill(self._queue if needed else ())
+
+    def _place(self, free: list[int]) -> None:
+        """Begin responses whose prompts are prefilled, in free slots."""
+        while free and self._queue and self._queue[0] in self._pool.prompts:
             chosen, copies = self._assign(free)
             if not chosen:
                 return
@@ -208,22 +215,24 @@ class Session:
         numbers[slots], context[slots] = self._slots.numbers[places], self._slots.context[places]
         remaining, banned, prefixes = (np.zeros(count, np.int32) for _ in range(3))
         remaining[slots] = self._slots.most[slots] - counts
-        banned[slots] = np.maximum(self._slots.least[slots] - counts, 0)
+        graph = self._graphs.decodes[operator]
+        banned[slots] = np.maximum(self._slots.least[slots] - counts, graph.least_banned)
         leaders = np.arange(count, dtype=np.int32)
         if operator:
             leaders[slots], prefixes[slots] = self._slots.leader[slots], self._slots.prefix[slots]
         rest = leaders, prefixes, self._enough(slots, others), context
-        angles = self._slots.position  # in text a token's angle is that of its place
+        angles = self._slots.position + self._slots.shift  # in text a token's angle is that of its place
         state = self._slots.token, self._places(operator), angles, remaining, banned, *rest
         with self._parts("decode"):
-            graph = self._graphs.decodes[operator]
             histories = self._texts(slots) if operator else self._histories.arrays()
             seen = self._slots.seen if graph.sampler.penalises else self._slots.nothing
             out = graph.on_arrays(*state, histories, numbers, self._slots.rules, seen)
+            if not len(slots):
+                return  # other ranks have some
             tokens, behaviour, policy = (part.asnumpy()[slots] for part in out[:3])
             self.counts += out[3].asnumpy() if operator else (1, 0, 0)
         drawn = (tokens >= 0) & (context[slots] < 0)
-        kept = (tokens >= 0).sum(1)
+        kept = self._until_stop(tokens, drawn) if graph.bans else (tokens >= 0).sum(1)
         row, column = np.nonzero(ahead < kept[:, None])
         at = (slots[row], counts[row] + column)
         self._slots.tokens[at], self._slots.behaviour[at], self._slots.policy[at] = (
@@ -232,9 +241,18 @@ class Session:
         last = np.arange(len(slots)), kept - 1
         self._end_turns(slots, kept, tokens[last], drawn[last])
 
+    def _until_stop(self, tokens: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        """Count each slot's new tokens up to the first stop token that was drawn.
+
+        For graphs that go on behind it.
+        """
+        stops = np.isin(tokens, self._graphs.stop_ids) & drawn
+        return np.where(stops.any(1), stops.argmax(1) + 1, (tokens >= 0).sum(1))
+
     def _columns(self, slots: np.ndarray) -> int:
         """Count the tokens that a call of the operator may add to a slot."""
-        return FUSED_CONTEXT if any(self._slots.work[slot][0].request.partner for slot in slots) else FUSED_TOKENS
+        requests = [self._slots.work[slot][0].request for slot in slots]
+        return FUSED_CONTEXT if any(one.partner or one.begun for one in requests) else FUSED_TOKENS
 
     def _enough(self, slots: np.ndarray, others: int) -> np.ndarray:
         """Make `Decode`'s int32[3] of this name.
@@ -313,8 +331,9 @@ class Session:
         """Count the next tokens, up to `more`, until a stop string; None without one."""
         first = self._slots.first[slot]
         count = self._slots.length[slot]
-        stops = self._slots.work[slot][0].request.stop_strings
-        for length in range(max(1, first - count + 1), more + 1):
+        work, sample = self._slots.work[slot]
+        stops = work.request.stop_strings
+        for length in range(max(1, max(first, work.request.known(sample)) - count + 1), more + 1):
             text = self._decode_text(self._slots.tokens[slot, first : count + length].tolist())
             if any(stop in text for stop in stops):
                 return length
@@ -324,7 +343,7 @@ class Session:
         """Free slots whose responses have ended."""
         for slot in slots:
             work, sample = self._slots.work[slot]
-            work.rollouts[sample] = self._slots.rollout(slot)
+            work.rollouts[sample] = self._slots.rollout(slot, self._graphs.recorder)
             if work.answered:
                 self._finished[work.number] = RolloutGroup(work.request.prompt, tuple(work.rollouts))
                 self._slots.drop_prompt(work)

@@ -6,6 +6,7 @@ import numpy as np
 
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.random_numbers import uniform
+from mindrlhf.rollout.recorder import RoutingRecorder
 from mindrlhf.rollout.request import Work
 from mindrlhf.rollout.sampling import rule_of
 from mindrlhf.types import Rollout
@@ -19,7 +20,8 @@ class Slots:
     held: slots with a prompt. work: the response's request, and its index there. used: slots with a response. operator:
     those that the operator for several tokens decodes. waiting: those that wait for a partner's reply. says: those with
     stop strings. listens: those whose request has a listener. leader: the slot with the response's prompt. token,
-    position: the last token, and its place. prefix: positions of the prompt without its last token.
+    position: the last token, and its place. prefix: positions of the prompt without its last token. shift: rotary
+    position minus place of the response's tokens (`types.Prompt.position_shift`).
     length, most, least: tokens of the response so far, and their limits. first: the first token of the current turn.
     tokens, context: ids of the response, and ids that are not drawn (-1: drawn). numbers: random numbers of the tokens.
     behaviour, policy: their log-probs. rules: see `sampling.rule_of`. reason: of the response's end. seen: 1 at the
@@ -34,6 +36,7 @@ class Slots:
         self.work: list[tuple[Work, int] | None] = [None] * count
         self.used, self.operator, self.waiting, self.says, self.listens = (np.zeros(count, bool) for _ in range(5))
         self.token, self.position, self.prefix, self.leader = (np.zeros(count, np.int32) for _ in range(4))
+        self.shift = np.zeros(count, np.int32)
         self.length, self.most, self.least, self.first = (np.zeros(count, np.int32) for _ in range(4))
         self.tokens, self.context = (np.full((count, limit), fill, np.int32) for fill in (0, -1))
         self.numbers, self.behaviour, self.policy = (np.zeros((count, limit), np.float32) for _ in range(3))
@@ -63,9 +66,8 @@ class Slots:
         """Begin responses: each has a slot, a request, and its index there."""
         slots = np.array([slot for slot, *_ in chosen])
         requests = [work.request for _, work, _ in chosen]
-        # A prompt that a step draws again gets new samples, not the same samples again.
         counters = [
-            (one.seed, one.step, one.prompt.id, one.prompt.occurrence * one.samples + sample)
+            (one.seed, one.step, one.prompt.id, one.key(sample))
             for one, (*_, sample) in zip(requests, chosen, strict=True)
         ]
         limit = self.numbers.shape[1]
@@ -76,7 +78,8 @@ class Slots:
         self.listens[slots] = [one.listen is not None for one in requests]
         self.token[slots] = [one.prompt.token_ids[-1] for one in requests]
         self.position[slots] = self.prefix[slots] = [len(one.prompt.token_ids) - 1 for one in requests]
-        self.most[slots] = [one.sampling.max_new_tokens for one in requests]
+        self.shift[slots] = [one.prompt.position_shift for one in requests]
+        self.most[slots] = [work.request.limit(sample) for _, work, sample in chosen]
         self.least[slots] = [one.sampling.min_new_tokens for one in requests]
         self.rules[:, slots] = np.stack([rule_of(one.sampling, self._vocabulary) for one in requests], 1)
         self.length[slots] = self.first[slots] = 0
@@ -89,6 +92,8 @@ class Slots:
                 opening = work.request.openings[sample][: self.most[slot] - 1]  # one token at least is drawn
                 self.context[slot, : len(opening)] = opening
                 self.first[slot] = len(opening)
+            if work.request.begun:
+                self.context[slot, : work.request.known(sample)] = work.request.begun[sample]
             if self.penalises:
                 self.seen[slot] = 0.0
                 self.seen[slot, work.request.prompt.token_ids] = 1.0
@@ -121,10 +126,21 @@ class Slots:
         """Return the ids of a slot's current turn."""
         return self.tokens[slot, self.first[slot] : self.length[slot]].tolist()
 
-    def rollout(self, slot: int) -> Rollout:
-        """Copy a response that has ended."""
+    def rollout(self, slot: int, recorder: RoutingRecorder | None = None) -> Rollout:
+        """Copy a response that has ended.
+
+        recorder: of its routing.
+        """
         work, sample = self.work[slot]
         length = self.length[slot]
+        sampled = self.context[slot, :length] < 0
+        recorded = {}
+        if recorder:
+            prefix = self.prefix[slot]
+            if work.prompt_routing is None:
+                work.prompt_routing = recorder.prompt(self.leader[slot], prefix)
+            routing = recorder.response(slot, prefix, self.operator[slot], sampled)
+            recorded = {"routing": routing, "prompt_routing": work.prompt_routing}
         return Rollout(
             prompt_id=work.request.prompt.id,
             sample_index=sample,
@@ -132,9 +148,10 @@ class Slots:
             finish_reason=self.reason[slot],
             seed=work.request.seed,
             tokens={
-                "sampled": self.context[slot, :length] < 0,
+                "sampled": sampled,
                 "behaviour_log_probs": self.behaviour[slot, :length].copy(),
                 "policy_log_probs": self.policy[slot, :length].copy(),
+                **recorded,
             },
         )
 
@@ -148,5 +165,6 @@ class Slots:
         self.held[slots[~self.operator[slots]]] = False
         for part in (self.used, self.operator, self.waiting, self.token, self.position, self.prefix, self.length):
             part[slots] = 0
+        self.shift[slots] = 0
         for slot in slots:
             self.work[slot] = None

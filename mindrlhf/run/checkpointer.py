@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -153,7 +154,7 @@ class Checkpointer:
         Raises `UserError` when the run cannot continue, after its state has been saved.
         """
         self._store.check()
-        bad = self._bad.count(updates)
+        bad = int(self._largest(self._bad.count(updates)))
         best = self._best.improved(metrics, step)
         if self._best.metric in metrics:
             self._patience.count(best)
@@ -238,7 +239,9 @@ class Checkpointer:
         """Raise `UserError` for non-finite weights, which would displace good checkpoints."""
         for kind in (role.checkpoint for role in SAVED):
             if kind in groups:
-                name = first_not_finite(groups[kind].shards, groups[kind].layout.placements, self._reduce_max)
+                layout = groups[kind].layout
+                reduce_max = partial(self._reduce_max, group=layout.ranks)
+                name = first_not_finite(groups[kind].shards, layout.placements, reduce_max)
                 if name:
                     self._store.wait()
                     raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
@@ -81,15 +83,18 @@ def _base(policy: RoleModel, seed: int, yaml: ModelYaml) -> dict[str, Any]:
     return {"path": base.name, "seed": seed, "fingerprint": base.fingerprint}
 
 
-def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], first: bool) -> None:
-    """Refuse a checkpoint of another model, base or prompts; log other changes."""
+def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], defaults: BaseModel, first: bool) -> None:
+    """Refuse a checkpoint of another model, base or prompts; log other changes.
+
+    defaults: the default settings of a run of this kind.
+    """
     with checkpoint.understood("run"):
         saved = checkpoint.run
         for problem, right in _misfits(saved, run):
             raise UserError(f"{checkpoint.folder}: {problem}; resume with the {right} of the interrupted run.")
         present = {name: run["versions"].get(name) for name in saved["versions"]}
         changes = [
-            *_changes(saved["settings"], run["settings"]),
+            *_changes(_completed(saved["settings"], defaults), run["settings"]),
             *_changes({"reference": saved["reference"]}, {"reference": run["reference"]}),
             *_changes(saved["versions"], present),
         ]
@@ -125,6 +130,16 @@ def _default_of_model(field: str) -> Any:
     """Return a field's value, as plain JSON, in checkpoints from before it existed."""
     default = ModelConfig.model_fields[field].get_default()
     return list(default) if isinstance(default, tuple) else default
+
+
+def _completed(saved: Mapping[str, Any], defaults: BaseModel) -> dict[str, Any]:
+    """Give settings that came after a checkpoint their defaults.
+
+    They do what was done before these settings existed.
+    """
+    whole = defaults.model_dump(mode="json") | saved
+    groups = {name: value for name, value in defaults if isinstance(value, BaseModel)}
+    return whole | {name: _completed(saved.get(name) or {}, group) for name, group in groups.items()}
 
 
 def _without_dropout(value: Any) -> Any:

@@ -23,7 +23,7 @@ from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.progress import CompileLines, Progress
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import METRICS_FILE
-from mindrlhf.model_roles import RoleModel
+from mindrlhf.model_roles import POLICY, RoleModel
 from mindrlhf.phases import PHASES
 from mindrlhf.roles.parts import Parts
 from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful
@@ -74,10 +74,6 @@ class Run:
     @property
     def first_step(self) -> int:
         return self.checkpointer.first_step
-
-    def gather(self, local: list) -> list:
-        """Concatenate the items of all ranks, in rank order."""
-        return [item for part in self.collectives.all_gather_object(local) for item in part]
 
     def begin(self, parts: Parts, counters: dict[str, Stateful], blobs: dict[str, Blob], stack: ExitStack) -> None:
         """Continue from the checkpoint, if any, and open the outputs, which `stack` closes.
@@ -164,7 +160,8 @@ class Run:
         card = self._card.measured(self.report.last, metrics).files()
         with self.timers("export"), self._store.advising():
             first = Weights(job.policy.path, job.model, job.config.seed)
-            parts.policy.save_hf(folder / parts.policy.role.folder, job.tokenizer, first, card, job.config.lora)
+            if policy := parts.get(POLICY.name):
+                policy.save_hf(folder / policy.role.folder, job.tokenizer, first, card, job.config.lora)
             for part in parts.trained():
                 part.save_hf(folder / part.role.folder, job.tokenizer)
         self.report.finished = True
@@ -185,7 +182,8 @@ def continued_checkpoint(job: Job, data: RunData, collectives: Collectives) -> C
     clean_outputs(collectives, job.output, job.flags.save_ckpt_dir, job.flags.save_data_file)
     checkpoint = find_checkpoint(job.config.trainer, job.flags.save_ckpt_dir, collectives)
     if checkpoint:
-        check_identity(checkpoint, run_identity(job.config, job.roles, job.train, data), collectives.is_first)
+        run = run_identity(job.config, job.roles, job.train, data)
+        check_identity(checkpoint, run, type(job.config)(), collectives.is_first)
     return checkpoint
 
 

@@ -25,7 +25,7 @@ from mindrlhf.metrics.experience import (
 )
 from mindrlhf.metrics.flops import group_lengths
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.metrics.performance import add_performance
+from mindrlhf.metrics.performance import add_idle, add_performance
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.model_roles import POLICY, REWARD_MODEL, Role
 from mindrlhf.records.writer import RecordParts, ResponseWriter
@@ -77,6 +77,11 @@ class StepReport(Report):
         self._records = settings.save_rollouts or (job.flags.save_data_file is not None and not settings.val_only)
         self._responses: ResponseWriter | None = None
         self._scoring_flops = 0.0  # of this rank's reward models in the step so far
+        self._side: str | None = None  # of ranks that train and ranks that generate
+        if job.splits:
+            trains = collectives.world.rank in job.train.ranks
+            self._side = "trainer" if trains else "generator"
+            self._ranks = len(job.train.ranks if trains else job.infer.ranks)
         self._drawn: list[tuple] = []  # lengths of groups that the step has generated for later steps
 
     def open_outputs(self, steps_done: int) -> None:
@@ -112,7 +117,7 @@ class StepReport(Report):
             self._metrics.add("perf/draft_acceptance_rate", statistics.accepted, statistics.drafted)
 
     def add_drawn(self, experiences: Sequence[Experience]) -> None:
-        """Count the generation of this rank's experiences of later steps."""
+        """Count the generation of experiences of later steps, each on one rank."""
         self._drawn += [group_lengths(e) for e in experiences]
 
     def add_conversations(self, statistics: Any, groups: Sequence[RolloutGroup]) -> None:
@@ -129,6 +134,7 @@ class StepReport(Report):
         for name in ("bytes_received", "bytes_copied", "bytes_shared"):
             self._metrics.add_total(f"reshard/{name}", getattr(done, name))
         self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
+        self._metrics.add_max("perf/weight_sync_s", done.seconds)
 
     def write(self, step: int, result: StepResult, position: int = 0) -> None:
         """Write a step's metrics once its timers are closed; position: prompts drawn."""
@@ -144,9 +150,11 @@ class StepReport(Report):
         if any("old_log_probs" not in e.tokens for e in experiences):  # otherwise `add_experience` has added them
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
-        add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
-        ahead = self._drawn if self._own_rows else []
-        drawn = [*ahead, *(group_lengths(e) for e in experiences if e.policy_step == step)]
+        elsewhere = ("gen",) if self._side == "trainer" else ()
+        add_performance(metrics, seconds, *token_counts(experiences), self._ranks, elsewhere)
+        if self._side:
+            add_idle(metrics, seconds, self._side)
+        drawn = [*self._drawn, *(group_lengths(e) for e in experiences if e.policy_step == step)]
         self._drawn = []
         counted = {REWARD_MODEL.scoring.phase: self._scoring_flops}
         self._scoring_flops = 0.0

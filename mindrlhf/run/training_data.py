@@ -14,6 +14,7 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths
+from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.data.convert_problems import convert_rows
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.source import given_rows, is_source, read_sources
@@ -22,11 +23,13 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.pool import tool_schemas
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
+from mindrlhf.models.routing import Routing, RoutingForm
 from mindrlhf.records.formats import read_record
+from mindrlhf.run.picture_prompts import PictureForm, PicturePrompts, without_pictures
+from mindrlhf.run.picture_source import picture_rows
+from mindrlhf.run.recorded_pictures import Recorded, with_pictures
 from mindrlhf.shapes import longest_position
 from mindrlhf.types import Experience, Prompt
-
-Recorded = list[tuple[int, list[Experience]]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class TrainingData:
         """Describe the prompts and their ground truths, for `run_identity`."""
         prompts = truths = 0
         for prompt in self.prompts:
-            prompts = zlib.crc32(np.int64(prompt.id).tobytes() + prompt.token_ids.tobytes(), prompts)
+            pictures = b"".join(picture.digest for picture in prompt.pictures)
+            prompts = zlib.crc32(np.int64(prompt.id).tobytes() + prompt.token_ids.tobytes() + pictures, prompts)
             truths = zlib.crc32(prompt.fields.get("ground_truth", "").encode() + b"\0", truths)
         return {"count": len(self.prompts), "crc32": prompts, "ground_truths_crc32": truths}
 
@@ -67,19 +71,24 @@ def read_training_data(job: Job) -> TrainingData:
     config = job.config
     reading = job.tokenizer, config, job.objects.datasets
     recorded = read_record(flags.replay) if flags.replay else []
-    rows = [] if flags.replay else read_problems(flags.mind_dataset_dir, *reading, split="train")
+    vision = job.model.vision
+    read = not flags.replay or vision  # a record has no pictures
+    rows = read_problems(flags.mind_dataset_dir, *reading, split="train", vision=vision) if read else []
+    if recorded and vision:
+        recorded = with_pictures(recorded, rows, flags.replay, flags.mind_dataset_dir)
+        rows = []
     prompts = rows or [e.group.prompt for _, step in recorded for e in step]
     recorded = recorded[: config.trainer.total_steps]
     source = flags.replay or flags.mind_dataset_dir
     model = job.model
     longest = check_prompts(prompts, source, model, job.tokenizer, config, (job.train, job.infer))
     positions = longest_position(longest, config.rollout.max_new_tokens, config.train.length_bucket)
-    check_recorded(recorded, flags.replay, job.train.parallel.data_parallel, config, model.vocab_size)
+    check_recorded(recorded, flags.replay, job.train.parallel.data_parallel, config, model)
     total = len(recorded) or total_steps(config, len(rows))
     problems = []
     held_out = config.data.val_dataset
     if rows and held_out is not None:
-        problems = read_problems(held_out, *reading, limit=config.validation.limit)
+        problems = read_problems(held_out, *reading, limit=config.validation.limit, vision=vision)
         length = check_prompts(problems, held_out, model, job.tokenizer, config, (job.infer,), of="validation")
         answer = config.validation.completed(config.rollout).max_new_tokens
         positions = max(positions, longest_position(length, answer, job.config.train.length_bucket))
@@ -94,18 +103,31 @@ def read_problems(
     datasets: Mapping[str, Any],
     split: str | None = None,
     limit: int | None = None,
+    vision: VisionConfig | None = None,
 ) -> list[Prompt]:
     """Read prompts of a MindRecord, a file of rows, or the calling program.
 
     split: of a folder or a hub's dataset without one behind a colon; None is the only one. limit: number of first rows.
+    vision: of a model that sees, for which rows may have images.
     """
     given = datasets.get(str(source))
     rollout = config.rollout
     data = config.data
     if given is None and not is_source(source):
-        return read_prompts(source, tokenizer)[:limit]
+        prompts = read_prompts(source, tokenizer)[:limit]
+        return without_pictures(prompts, vision, source) if vision else prompts
     if tokenizer is None:
         raise UserError(f"{source}: no tokenizer is given for its rows; use --tokenizer_path.")
+    if vision:
+        form = PictureForm(
+            template=data.template,
+            variables=data.chat_template_kwargs,
+            fields=data.fields,
+            max_prompt_length=data.max_prompt_length,
+            truncation=data.truncation,
+        )
+        shown = picture_rows(source, given, split, limit)
+        return PicturePrompts(tokenizer, vision, source, form).of_rows(shown)
     rows = read_sources(source, limit, split) if given is None else given_rows(given, str(source))[:limit]
     tools = tool_schemas(rollout.environment if isinstance(rollout.environment, str) else None, rollout.tools)
     options = {"template": data.template, "max_prompt_length": data.max_prompt_length}
@@ -114,11 +136,11 @@ def read_problems(
 
 
 def check_recorded(
-    recorded: Recorded, source: Path | None, data_parallel: int, config: GRPOSettings, vocabulary: int
+    recorded: Recorded, source: Path | None, data_parallel: int, config: GRPOSettings, model: ModelConfig
 ) -> None:
     """Check that a replay's steps divide and its responses fit the model.
 
-    data_parallel: training replicas. vocabulary: of the model.
+    data_parallel: training replicas.
     """
     unit = data_parallel * config.algorithm.updates_per_iteration
     limit = config.rollout.max_new_tokens
@@ -131,12 +153,25 @@ def check_recorded(
         elif longest > limit:
             found = f"a response of {longest} tokens, and rollout.max_new_tokens is {limit}"
             right = f"set it to {longest} or more"
-        elif largest >= vocabulary:
-            found = f"token id {largest}, and the model's vocab_size is {vocabulary}"
+        elif largest >= model.vocab_size:
+            found = f"token id {largest}, and the model's vocab_size is {model.vocab_size}"
             right = "replay it with the model that it was recorded with"
+        elif config.rollout.records_routing and not all(fits_routing(e, model) for e in experiences):
+            found = "a response without the routing of this model's experts, and rollout.routing_replay is rollout"
+            right = "replay a record of a run with that setting, or set old or off"
         else:
             continue
         raise UserError(f"{source}: step {step} has {found}; {right}.")
+
+
+def fits_routing(experience: Experience, model: ModelConfig) -> bool:
+    """Test that a group has a routing that is one of the model's."""
+    form = RoutingForm.of(model)
+    known = Routing.of_rollouts(tuple(rollout.tokens for rollout in experience.group.rollouts))
+    if known is None:
+        return False
+    arrays = (known.prompt, *known.responses)
+    return all(one.shape[1] == form.width and one.max(initial=0) <= form.experts for one in arrays)
 
 
 def check_prompts(

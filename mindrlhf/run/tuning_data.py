@@ -20,6 +20,7 @@ from mindrlhf.data.stream import PromptStream
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
+from mindrlhf.run.picture_rows import Shown, read_shown
 from mindrlhf.run.training_data import read_problems
 from mindrlhf.shapes import longest_position
 from mindrlhf.training.batch import SequenceGroup
@@ -50,7 +51,8 @@ class TuningData:
         checksum = 0
         for pair in self.stream.prompts:
             content = (np.int64(pair.identity), pair.prompt_ids, *pair.responses, *pair.sampled)
-            checksum = zlib.crc32(b"".join(array.tobytes() for array in content), checksum)
+            pictures = b"".join(picture.digest for part in pair.pictures for picture in part)
+            checksum = zlib.crc32(b"".join(array.tobytes() for array in content) + pictures, checksum)
         return {"count": self.rows, "crc32": checksum}
 
     def card(self, config: SFTSettings, path: str | None) -> ModelCard:
@@ -78,7 +80,8 @@ def read_tuning_data(job: Job) -> TuningData:
     problems = []
     if data.val_problems:
         reading = job.tokenizer, GRPOSettings(), job.objects.datasets
-        problems = read_problems(data.val_problems, *reading, limit=job.config.validation.limit)
+        limit = job.config.validation.limit
+        problems = read_problems(data.val_problems, *reading, limit=limit, vision=job.model.vision)
         prompts = [problem.token_ids for problem in problems]
         check_token_ids(job.tokenizer, job.model, largest_id(prompts), data.val_problems)
         prompt = max(map(len, prompts))
@@ -104,10 +107,19 @@ def read_pairs(
     colon; None is the only one.
     """
     options = {"given": given, "split": split, "variables": settings.chat_template_kwargs}
-    rows = read_demonstrations(source, tokenizer, settings.tool_format, settings.max_length, **options)
+    limits = settings.tool_format, settings.max_length
+    if model.vision:
+        shown = read_shown(source, tokenizer, model.vision, *limits, **options)
+    else:
+        shown = [Shown(turns) for turns in read_demonstrations(source, tokenizer, *limits, **options)]
+    rows = [one.turns for one in shown]
     largest = largest_id(chain.from_iterable((turns.prompt_ids, turns.response_ids) for turns in rows))
     check_token_ids(tokenizer, model, largest, source)
-    return [SequenceGroup(t.prompt_ids, (t.response_ids,), (t.sampled,), (row,)) for row, t in enumerate(rows)]
+    pictures = [(one.prompt, one.response) if one.prompt or one.response else () for one in shown]
+    return [
+        SequenceGroup(t.prompt_ids, (t.response_ids,), (t.sampled,), (row,), own)
+        for row, (t, own) in enumerate(zip(rows, pictures, strict=True))
+    ]
 
 
 def largest_id(sequences: Iterable[np.ndarray]) -> int:

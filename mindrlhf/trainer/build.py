@@ -5,20 +5,20 @@ from contextlib import ExitStack
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
 from mindrlhf.environments.open import open_partner
-from mindrlhf.evaluation.validation import open_validation
+from mindrlhf.evaluation.validation import ToldValidation, Validation, open_validation
 from mindrlhf.job import Job
-from mindrlhf.model_roles import GENERATOR
+from mindrlhf.model_roles import GENERATOR, POLICY
 from mindrlhf.parallel.partition import Partition
-from mindrlhf.phases import VALIDATION_CACHE
 from mindrlhf.rewards.runner import open_rewards
-from mindrlhf.roles.parts import open_parts
+from mindrlhf.roles.parts import Parts, open_parts
+from mindrlhf.rollout.partner import Partner
 from mindrlhf.run.compile_cache import use_compile_cache
 from mindrlhf.run.run import Run, continued_checkpoint
 from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop_signals import StopSignals
-from mindrlhf.run.training_data import read_training_data
+from mindrlhf.run.training_data import TrainingData, read_training_data
 from mindrlhf.trainer.credit import Credit
-from mindrlhf.trainer.grpo import GRPOLoop
+from mindrlhf.trainer.grpo import GeneratingLoop, GRPOLoop
 from mindrlhf.trainer.preflight import preflight
 from mindrlhf.trainer.sources import open_source
 
@@ -44,11 +44,24 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
         rewards.models.load(run.residency.add, run.timers)
     roles = {name: one for name, one in job.roles.items() if name != GENERATOR.name or not data.recorded}
     parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency)
-    credit = Credit(config, parts.policy.data_parallel)
-    source = open_source(config, job.tokenizer, data, run, parts, rewards, partner)
-    validation = None
+    trains = POLICY.name in parts
+    credit = Credit(config, parts.policy.data_parallel) if trains else None
+    source = open_source(job, data, run, parts, rewards, partner)
+    validation = open_held_out(job, data, run, parts, partner, stack)
+    counters = {**source.counters, "kl": credit and credit.kl}
+    run.begin(parts, counters, dict(source.blobs), stack)
+    loop = GRPOLoop if trains else GeneratingLoop
+    return loop(config, source, parts, credit, run, validation)
+
+
+def open_held_out(
+    job: Job, data: TrainingData, run: Run, parts: Parts, partner: Partner | None, stack: ExitStack
+) -> Validation | ToldValidation | None:
+    """Open the evaluation of held-out problems on the ranks that generate; None without any."""
+    own = None
+    config = job.config
     if generator := parts.get(GENERATOR.name):
-        validation = open_validation(
+        own = open_validation(
             config,
             job.objects,
             job.tokenizer,
@@ -59,7 +72,8 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
             partner if config.validation.environment else None,
             data.total_steps,
         )
-        if validation:
-            run.residency.add(VALIDATION_CACHE, validation.evaluator.engine.cache.parameters, zeros=True)
-    run.begin(parts, {**source.counters, "kl": credit.kl}, dict(source.blobs), stack)
-    return GRPOLoop(config, source, parts, credit, run, validation)
+        if own:
+            own.register(run.residency)
+    if not (job.splits and data.problems):
+        return own
+    return ToldValidation(own, run.collectives, job.infer.ranks[0])

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.backend import default_device
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
@@ -22,9 +21,12 @@ from mindrlhf.configs.model_defaults import LayoutName, model_yaml_of_other_role
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP, differences
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, rounds_rollouts
+from mindrlhf.configs.placement import SPLIT, Division, placed
 from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.staleness import CORRECTION, check_parts, check_staleness
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
+from mindrlhf.configs.vision_checks import check_seeing, check_seeing_policy
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
@@ -45,8 +47,6 @@ _log = logging.getLogger(__name__)
 Run = TypeVar("Run", GRPOSettings, SFTSettings)
 
 NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
-# Settings for rollouts of another distribution than the policy's that is updated: rounded otherwise, or older.
-CORRECTION: Mapping[str, Any] = MappingProxyType({"rollout_correction": {"level": "token"}})
 
 # Role -> flag -> the key of its model YAML that the flag sets.
 YAML_FLAGS = {
@@ -74,6 +74,8 @@ def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
         raise UserError("--use_parallel is True without msrun; start it with msrun, or set it to False.")
     if flags.use_parallel is False and workers > 1:
         raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
+    if flags.replay and config.trainer.placement == SPLIT:
+        raise UserError("--replay generates nothing, and trainer.placement is split; set it to colocated.")
     if not flags.replay and not flags.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
     model = read_model(flags, config, train, infer, workers)
@@ -95,7 +97,9 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     config = with_resume(config, flags.resume_training)
     flags = local_models(flags)
     checkpoint = flags.load_sft_checkpoint_train
-    model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
+    model = yaml.architecture(checkpoint_config(checkpoint, seeing=True), checkpoint or "")
+    if model.vision:
+        check_seeing(config, yaml, model, checkpoint)
     check_sft(config, yaml, model, started_workers())
     model = with_adapters(model.with_router(config.train.freeze_router), config.lora, checkpoint)
     check_dropout(yaml, model.dropout)
@@ -114,10 +118,12 @@ def read_model(
     """
     infer_path = flags.load_sft_checkpoint_infer
     path = flags.load_sft_checkpoint_train or infer_path
-    hf = checkpoint_config(path)
+    hf = checkpoint_config(path, seeing=True)
     refuse_critic(path, hf)
     model = train.architecture(hf, path or "")
-    infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or path or "")
+    infer_model = infer.architecture(checkpoint_config(infer_path, seeing=True) or hf, infer_path or path or "")
+    if model.vision:
+        check_seeing_policy(config, (train, infer), model, flags)
     check_grpo(config, train, infer, model, infer_model, workers)
     model = with_adapters(model.with_router(config.train.freeze_router), config.lora, path)
     check_dropout(train, model.dropout)
@@ -157,7 +163,7 @@ def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: Role
     path = getattr(flags, role.flag) or policy.path
     model = policy.model
     if not role.value_head:
-        refuse_critic(path, checkpoint_config(path))
+        refuse_critic(path, checkpoint_config(path, seeing=True))
     check_same_architecture(path, model, role.title, role.flag)
     if role.value_head:
         return RoleModel(path, model.as_critic())
@@ -207,9 +213,12 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
         overrides[""] = [*beneath[""], *batch, *overrides[""]]
         if is_first_process():
             print(theirs, flush=True)
-    defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
+    division = Division.of(flags)
+    defaults = {**infer.sampling_defaults(), **train.adapter_defaults(), **division.defaults()}
     config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings, answer)
+    infer = placed(train, infer, config.trainer.placement, division)
     infer.context.device.check_weights(config.rollout.weights)
+    check_parts(config)
     rounds = correction_defaults(train, infer, config.rollout.weights)
     if rounds or config.trainer.staleness:
         defaults |= CORRECTION
@@ -233,23 +242,6 @@ def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "trai
     return CORRECTION if rounds_rollouts(train, infer, weights) else {}
 
 
-def check_staleness(config: GRPOSettings) -> None:
-    """Check that log-probs read before updates are those of the current weights."""
-    algorithm = config.algorithm
-    staleness = config.trainer.staleness
-    if staleness and algorithm.reads_policy and algorithm.updates_per_iteration == 1:
-        readers = {
-            "algorithm.policy_loss": POLICY_LOSSES.find(algorithm.policy_loss).selects,
-            "algorithm.advantage": algorithm.method.uses_teacher,
-            "algorithm.kl_in_reward": algorithm.kl_in_reward,
-            "algorithm.kl_target": algorithm.kl_target is not None,
-        }
-        key = next(key for key, reads in readers.items() if reads)
-        found = f"{key} is {attrgetter(key)(config)}, which reads log-probs of the weights that an update starts from"
-        right = "set algorithm.updates_per_iteration to 2 or more, or trainer.staleness to 0"
-        raise UserError(f"trainer.staleness is {staleness}, and {found}; {right}.")
-
-
 def generated_in(infer: ModelYaml, weights: str) -> str:
     """Describe the dtype of generation in a message."""
     return f"rollout.weights {weights}" if weights != "train" else f"generation in {infer.model.compute_dtype}"
@@ -263,16 +255,20 @@ def read_model_yamls(
     One file serves both roles. beneath: overrides that flags override. Raises UserError.
     """
     given = {role: [*beneath.get(f"{role}_yaml", ()), *_given(flags, role, overrides)] for role in YAML_FLAGS}
+    division = Division.of(flags)
     if flags.sft_path_infer and not flags.sft_path_train:
         infer = load_model_yaml(flags.sft_path_infer, given["infer"])
-        train = model_yaml_of_other_role("train", infer, given["infer"], given["train"])
-        return _with_dtype(train), _with_dtype(infer)
+        train = model_yaml_of_other_role("train", infer, given["infer"], given["train"], division.trainers)
+        return division.fitted(_with_dtype(train), _with_dtype(infer))
     checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
-    train = read_train_yaml(flags, checkpoint, overrides, beneath)
+    train = read_train_yaml(flags, checkpoint, overrides, beneath, division.trainers)
     if flags.sft_path_train and not flags.sft_path_infer:
-        return train, _with_dtype(model_yaml_of_other_role("infer", train, given["train"], given["infer"]))
-    place = train.context.device_target, train.parallel.workers, train.parallel.model_parallel
-    return train, _with_dtype(open_model_yaml("infer", flags.sft_path_infer, *place, overrides=given["infer"]))
+        infer = model_yaml_of_other_role("infer", train, given["train"], given["infer"], division.generators)
+    else:
+        place = train.context.device_target, division.generators or train.parallel.workers
+        tensor = train.parallel.model_parallel
+        infer = open_model_yaml("infer", flags.sft_path_infer, *place, tensor, overrides=given["infer"])
+    return division.fitted(train, _with_dtype(infer))
 
 
 def read_train_yaml(
@@ -280,17 +276,20 @@ def read_train_yaml(
     checkpoint: str | None,
     overrides: Mapping[str, Sequence[str]],
     beneath: Mapping[str, Sequence[str]] = NOTHING,
+    workers: int | None = None,
 ) -> ModelYaml:
     """Read the training graph's model YAML, or build it from flags.
 
-    checkpoint: gives the model's shape if there is no YAML. beneath: overrides that flags override. Raises UserError.
+    checkpoint: gives the model's shape if there is no YAML. beneath: overrides that flags override. workers: ranks that
+    train, by default all that were started. Raises UserError.
     """
     if flags.sft_path_train is None and checkpoint is None:
         right = "name a folder or a hub's id with --load_sft_checkpoint_train, or a YAML with --sft_path_train"
         raise UserError(f"no model is given; {right}.")
     device = flags.device_target or default_device()
     given = [*beneath.get("train_yaml", ()), *_given(flags, "train", overrides)]
-    return _with_dtype(open_model_yaml("train", flags.sft_path_train, device, started_workers(), overrides=given))
+    workers = workers or started_workers()
+    return _with_dtype(open_model_yaml("train", flags.sft_path_train, device, workers, overrides=given))
 
 
 def _with_dtype(yaml: ModelYaml) -> ModelYaml:
@@ -357,7 +356,7 @@ def with_resume(config: Run, flag: str | None) -> Run:
 
 def check_same_architecture(path: str | None, model: ModelConfig, what: str, flag: str) -> None:
     """Check that a checkpoint has the architecture that is trained, rotary base included."""
-    stored = checkpoint_config(path)
+    stored = checkpoint_config(path, seeing=True)
     if stored is None:
         return
     names = [name for name in SHAPE_FIELDS.values() if not (name == "tie_word_embeddings" and stored.value_head)]

@@ -48,6 +48,7 @@ class GRPOLoop:
             with run.timers(STEP):
                 experiences, figures = self.source.collect(step)
                 result = self.train(experiences, step, figures)
+                self.source.settle()
                 self.reshard()
                 run.validate(self.validation, step)
             yield run.record(step, result, self.source.position)
@@ -55,9 +56,10 @@ class GRPOLoop:
 
     def reshard(self) -> None:
         """Bring the updated weights to the graphs that generate."""
-        if self.parts.policy.publishes:
+        part = self.parts.publishing
+        if part.publishes:
             with self.run.timers("reshard"):
-                self.run.report.add_reshard(self.parts.policy.publish())
+                self.run.report.add_reshard(part.publish())
 
     def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
         """Compute log-probs and values of this rank's share, advantages over all, and update."""
@@ -71,7 +73,7 @@ class GRPOLoop:
         other_updates = self.update_others(own, step)
         updates = self.update_policy(own, step)
         if self.credit.kl:
-            figures = {**figures, **self.credit.kl.steer(own)}
+            self.run.report.add_values(self.credit.kl.steer(own))
         if reference and reference.following.due(step):
             with self.run.timers("sync_ref"):
                 reference.follow(policy)
@@ -140,3 +142,11 @@ class GRPOLoop:
                 rate = learning_rate(settings, done + index, total)
                 updates.append(one_update(experiences[index % parts :: parts], rate, advance))
         return updates
+
+
+class GeneratingLoop(GRPOLoop):
+    """Loop of a rank that only generates: other ranks update meanwhile."""
+
+    def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
+        """Leave the updates to other ranks."""
+        return StepResult([], [], figures=figures)

@@ -33,7 +33,7 @@ from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.limit import free_memory, memory_limit
-from mindrlhf.memory.step_time import Rates, forecast, run_rates, time_line
+from mindrlhf.memory.step_time import Rates, forecast, length_of_step, run_rates, time_line
 from mindrlhf.model_roles import EXPORTED, RoleModel
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.models.parameters import parameter_count, trained_count
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 class RankResources:
     """Resources of a rank: host, threads, bytes of free memory, FLOP/s.
 
-    rates: see `run_rates`.
+    rates: see `run_rates`. reward: outcome of a trial of the reward functions, on the first rank that scores.
     """
 
     host: str
@@ -60,6 +60,7 @@ class RankResources:
     memory: int
     ceiling: float
     rates: Rates | None = None
+    reward: str | None = None
 
 
 def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: RewardRunner | None) -> float | None:
@@ -81,7 +82,10 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     threads = int(os.environ.get("OMP_NUM_THREADS", 1))
     ceiling = matmul_ceiling(world.device_target, dtype)
     rates = run_rates(work, data.total_steps, ceiling) if work else None
-    own = RankResources(socket.gethostname(), threads, free_memory()[0], ceiling, rates)
+    reward = None
+    if prompts and rewards and world.rank == job.infer.ranks[0]:
+        reward = try_reward(rewards, prompts[0], job.tokenizer, job.config.rollout.max_new_tokens)
+    own = RankResources(socket.gethostname(), threads, free_memory()[0], ceiling, rates, reward)
     ranks: list[RankResources] = collectives.all_gather_object(own)
     if not collectives.is_first:
         return None
@@ -90,7 +94,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "devices": devices(world.device_target, ranks, dtype),
         "operators": operators_line(
-            job.config.rollout, job.model, job.infer.parallel.model_parallel, world.device_target
+            job.config.rollout, job.model, job.infer.parallel.ranks_of_a_step, world.device_target
         ),
         "ranks": f"all {len(ranks)} answered within {answered:.1f} s" if len(ranks) > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
@@ -103,13 +107,12 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
         lines["memory"] = memory_line(work, ranks)
         seconds = forecast(work, [rank.rates for rank in ranks])
         lines["time"] = time_line(work, data.total_steps, seconds)
-    if prompts and rewards:
-        limit = job.config.rollout.max_new_tokens
-        lines["reward"] = try_reward(rewards, prompts[0], job.tokenizer, limit)
+    if tried := next(filter(None, (rank.reward for rank in ranks)), None):
+        lines["reward"] = tried
     if note := sandbox_note(job.config.rollout):
         lines["sandbox"] = note
     print(block(lines), flush=True)
-    return sum(seconds.values()) if seconds else None
+    return length_of_step(work, seconds) if seconds else None
 
 
 def rehearse(algorithm: AlgorithmSettings) -> None:
@@ -120,14 +123,15 @@ def rehearse(algorithm: AlgorithmSettings) -> None:
         rehearse_loss(algorithm.loss())
 
 
-def operators_line(settings: SamplingSettings, model: ModelConfig, tensor_ranks: int, target: str) -> str:
+def operators_line(settings: SamplingSettings, model: ModelConfig, ranks: int, target: str) -> str:
     """Describe the form of the layers' halves, and tokens per decode call.
 
-    tensor_ranks: of generation.
+    ranks: those that compute a decode step together.
     """
     device = find_device(target)
     fused = not device.fused_problem()
-    several = fused and draws_in_operator(settings, model.vocab_size, tensor_ranks)
+    bans = model.vision is not None
+    several = fused and draws_in_operator(settings, model.vocab_size, ranks, bans)
     updates = ", composed ones in updates (lora.dropout)" if fused and model.dropout else ""
     tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
     return f"{device.describe_operators()}{updates}; decoding {tokens} a call"
@@ -155,7 +159,7 @@ def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:
     processes = Counter(rank.host for rank in ranks)
     limit = min(rank.memory // processes[rank.host] for rank in ranks)
     if not work.train.context.device.in_host_memory:
-        limit, _ = memory_limit(work.train, len(ranks))
+        limit, _ = memory_limit(work.train, len(ranks), outside=work.communicator_bytes)
     text = f"{size(fullest.peak)} planned at most for a process, in {fullest.peak_phase}"
     if fullest.peak <= limit:
         return text
@@ -209,7 +213,7 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
 def try_reward(runner: RewardRunner, prompt: Prompt, tokenizer: Tokenizer, max_new_tokens: int) -> str:
     """Score three answers to a row; UserError if a function fails for all three."""
     truth = prompt.fields.get("ground_truth", "")
-    text = tokenizer.decode(list(prompt.token_ids))
+    text = tokenizer.decode(list(prompt.text_ids))
     ids = prompt.token_ids
     fields = {**prompt.fields, "response_length": "1", "max_new_tokens": str(max_new_tokens)}
     answers = (truth, f"The answer is {truth}.", "")

@@ -1,20 +1,25 @@
 """Generation and scoring of responses, the input of a step."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 
+from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.metrics.progress import Advance
+from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.phases import CACHE
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.samples import reward_samples
 from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import EnvironmentRewards, Partner
+from mindrlhf.rollout.unfinished import continued, request_of
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses, slot_count
 from mindrlhf.types import Experience, Prompt, RolloutGroup, TokenValues
@@ -38,6 +43,7 @@ class Rollouts:
         partner: Partner | None = None,
     ):
         self._settings = config.rollout
+        self._seed = config.seed
         self._rewards = rewards
         self._run = run
         self._partner = partner
@@ -68,14 +74,46 @@ class Rollouts:
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
         """Generate and score a group for each prompt, on ranks that score."""
-        groups, own = self._generate(self._engine, prompts, self._settings.num_generations, step)
+        return self.score(*self._generate(self._engine, prompts, self._settings.num_generations, step), step)
+
+    def score(self, groups: list[RolloutGroup], own: EnvironmentRewards, step: int) -> list[Experience]:
+        """Score groups, on ranks that score.
+
+        own: rewards of the environments, as in `reward_samples`.
+        """
+        prompts = [group.prompt for group in groups]
         greedy, more = self._generate(self._greedy, prompts, 1, step) if self._greedy else ([], ())
         return self._score(groups, greedy, [*own, *more], step) if self._rewards else []
+
+    def further(self, groups: Sequence[tuple[int, RolloutGroup, int]], step: int) -> list[RolloutGroup] | None:
+        """Draw further tokens of unfinished answers.
+
+        Returns None on ranks that do not score. groups: each with the step that trains on it, and the most further
+        tokens of an answer. step: of the weights that draw.
+        """
+        settings = self._settings
+        requests = [request_of(group, settings, self._seed, number, more) for number, group, more in groups]
+        with self._generating() as progress:
+            drawn = self._engine.answer(requests, progress)
+        self._run.report.add_generation(self._engine.statistics)
+        pairs = zip((group for _, group, _ in groups), drawn, strict=True)
+        return [continued(*pair, settings.max_new_tokens, step) for pair in pairs] if self._rewards else None
 
     def _generate(
         self, engine: Engine, prompts: list[Prompt], samples: int, step: int
     ) -> tuple[list[RolloutGroup], EnvironmentRewards]:
         """Generate groups; returns them, and the partner's rewards if it has any."""
+        with self._generating() as drawn:
+            groups = engine.generate(prompts, samples, step, drawn, self._partner)
+            own = self._partner.rewards() if self._partner else ()
+            groups = with_tokens(groups, self._partner.tokens if self._partner else ())
+        self._run.report.add_generation(engine.statistics)
+        self._run.report.add_conversations(self._partner and self._partner.statistics, groups)
+        return groups, own
+
+    @contextmanager
+    def _generating(self) -> Iterator[Advance]:
+        """Open the phase, with its progress for the engine."""
         run = self._run
         with run.timers("gen"), run.progress("generate", 0, "tokens") as advance:
 
@@ -83,12 +121,7 @@ class Rollouts:
                 advance(tokens, total)
                 run.checkpointer.within_phase()  # may end the run by raising
 
-            groups = engine.generate(prompts, samples, step, drawn, self._partner)
-            own = self._partner.rewards() if self._partner else ()
-            groups = with_tokens(groups, self._partner.tokens if self._partner else ())
-        run.report.add_generation(engine.statistics)
-        run.report.add_conversations(self._partner and self._partner.statistics, groups)
-        return groups, own
+            yield drawn
 
     def _score(
         self, groups: list[RolloutGroup], greedy: list[RolloutGroup], own: EnvironmentRewards, step: int
@@ -117,6 +150,38 @@ class Rollouts:
             )
             for i, group in enumerate(groups)
         ]
+
+
+@dataclass(frozen=True)
+class DrawnTogether:
+    """Drawing in which each rank that generates has its share of the prompts.
+
+    collectives: among these ranks. between: called when a rank has generated.
+    """
+
+    rollouts: Rollouts
+    data_parallel: DataParallel
+    collectives: Collectives
+    between: Callable[[], None] = lambda: None
+
+    def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
+        return self._gathered(self.rollouts(self.data_parallel.share(prompts), step))
+
+    def further(self, groups: Sequence[tuple[int, RolloutGroup, int]], step: int) -> list[RolloutGroup]:
+        """Draw further tokens of unfinished answers, as `Rollouts.further`."""
+        ranks = self.data_parallel.size
+        own = self.rollouts.further(groups[self.data_parallel.rank :: ranks], step)
+        self.between()
+        parts = [iter(part) for part in self.collectives.all_gather_object(own) if part is not None]
+        return [next(parts[place % ranks]) for place in range(len(groups))]
+
+    def scored(self, groups: Sequence[RolloutGroup], step: int) -> list[Experience]:
+        """Score a step's whole groups."""
+        return self._gathered(self.rollouts.score(self.data_parallel.share(groups), (), step))
+
+    def _gathered(self, scored: list[Experience]) -> list[Experience]:
+        self.between()
+        return [one for part in self.collectives.all_gather_object(scored) for one in part]
 
 
 def with_tokens(groups: list[RolloutGroup], values: Sequence[TokenValues]) -> list[RolloutGroup]:

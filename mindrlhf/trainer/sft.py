@@ -16,7 +16,6 @@ from mindrlhf.job import Job
 from mindrlhf.metrics.timer import STEP
 from mindrlhf.model_roles import POLICY
 from mindrlhf.models.adapters import adapter_line
-from mindrlhf.phases import VALIDATION_CACHE
 from mindrlhf.roles.fine_tuned import FineTuned
 from mindrlhf.roles.part import ModelPart, Opening
 from mindrlhf.roles.parts import Parts
@@ -79,7 +78,7 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> SFT
         generator = ModelPart(job.infer, job.model, collectives, data.max_positions)
         policy.publish_to(generator)
         accuracy = open_validation(job.config, job.objects, job.tokenizer, job.output, generator, data.problems, stack)
-        run.residency.add(VALIDATION_CACHE, accuracy.evaluator.engine.cache.parameters, zeros=True)
+        accuracy.register(run.residency)
         measures.append(accuracy)
     parts = Parts({POLICY.name: policy})
     run.begin(parts, {"stream": data.stream}, {}, stack)

@@ -3,28 +3,33 @@
 The loop asks one source for the experiences of each step. Another schedule of generation is another class.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.staleness import check_goes_on, said_of_staleness
 from mindrlhf.data.stream import PromptStream
-from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.job import Job
+from mindrlhf.metrics.ages import ages
 from mindrlhf.model_roles import GENERATOR
-from mindrlhf.parallel.data_parallel import DataParallel
-from mindrlhf.records.batches_ahead import Batch, BatchesAhead
+from mindrlhf.records.batches_ahead import Batch, BatchesAhead, in_parts
 from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.roles.part import ModelPart
 from mindrlhf.roles.parts import Parts
 from mindrlhf.rollout.partner import Partner
+from mindrlhf.rollout.unfinished import InParts
 from mindrlhf.run.checkpointer import Blob, Stateful
 from mindrlhf.run.run import Run
 from mindrlhf.run.training_data import Recorded, TrainingData
 from mindrlhf.trainer.dynamic_sampling import StepSampling
-from mindrlhf.trainer.rollouts import Rollouts
+from mindrlhf.trainer.rollouts import DrawnTogether, Rollouts
 from mindrlhf.types import Experience, Prompt
 
-Generate = Callable[[list[Prompt], int], list[Experience]]
-"""Generator of scored responses to prompts of a step, as `Rollouts`."""
+Draw = Callable[[list[Prompt], int], list[Experience]]
+"""Drawing of a round: prompts of all ranks and the step -> their experiences, on all ranks."""
+Share = Callable[[Sequence[Experience]], list[Experience]]
 
 
 class Source(Protocol):
@@ -47,6 +52,41 @@ class Source(Protocol):
         first update would start from the weights that drew it.
         """
 
+    def settle(self) -> None:
+        """Take in what was drawn during a step's updates; the weights may change then."""
+
+
+class DrawnApart:
+    """Drawing by some ranks, of which `tell` tells the others.
+
+    draw: None on the other ranks, for which a round is the next one that they were told. root: a rank that draws.
+    """
+
+    def __init__(self, draw: Draw | None, run: Run, root: int):
+        self._draw = draw
+        self._run = run
+        self._root = root
+        self._rounds: deque[list[Experience]] = deque()
+
+    @property
+    def draws(self) -> bool:
+        """True on ranks that draw."""
+        return self._draw is not None
+
+    def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
+        if self._draw is None:
+            return self._rounds.popleft()
+        self._rounds.append(self._draw(prompts, step))
+        return self._rounds[-1]
+
+    def tell(self) -> None:
+        """Bring the rounds since the last call to all ranks; they wait first."""
+        collectives = self._run.collectives
+        with self._run.timers("wait"):
+            collectives.barrier()
+        told = collectives.broadcast_object(self._rounds, self._root)
+        self._rounds = deque() if self.draws else told
+
 
 @dataclass(frozen=True)
 class FreshRollouts:
@@ -54,8 +94,7 @@ class FreshRollouts:
 
     run: Run
     stream: PromptStream
-    generate: Generate
-    data_parallel: DataParallel
+    draw: Draw
     sampling: StepSampling
 
     @property
@@ -79,40 +118,42 @@ class FreshRollouts:
         sampling = self.sampling
         sampling.begin()
         while prompts := sampling.wanted():
-            drawn = sampling.numbered(self.stream.next(prompts))
-            scored = self.generate(self.data_parallel.share(drawn), step)
-            self.run.checkpointer.between_phases()
-            sampling.add(self.run.gather(scored))
+            sampling.add(self.draw(sampling.numbered(self.stream.next(prompts)), step))
         return sampling.take()
+
+    def settle(self) -> None:
+        """Do nothing: no rank draws during updates."""
 
 
 class DrawnBy:
-    """Generator whose experiences name the step whose weights drew them.
+    """Drawing whose experiences name the step whose weights drew them.
 
-    step: that step; `Rollouts` names the step that they are for.
+    step: that step; None if it is the step that they are for, as `Rollouts` says.
     """
 
-    def __init__(self, generate: Generate):
-        self._generate = generate
-        self.step = 0
+    def __init__(self, draw: Draw):
+        self._draw = draw
+        self.step: int | None = None
 
     def __call__(self, prompts: list[Prompt], number: int) -> list[Experience]:
-        return [replace(experience, policy_step=self.step) for experience in self._generate(prompts, number)]
+        experiences = self._draw(prompts, number)
+        return experiences if self.step is None else [replace(one, policy_step=self.step) for one in experiences]
 
 
 class RolloutsAhead:
     """Rollouts drawn a number of steps before the step that trains on them.
 
     Each batch has the rows and random numbers of the step that trains on it, so that only the weights differ. Those of
-    the first steps are all drawn in the first one. staleness: number of steps. fresh: draws a batch with `generate`.
-    share: selects this training rank's part of all ranks' experiences.
+    the first steps are all drawn in the first one. staleness: number of steps. fresh: draws a batch by `drawn_by`.
+    share: selects the part of all ranks' experiences whose generation this rank counts. apart: it trains on nothing
+    whose generation it counts.
     """
 
-    def __init__(
-        self, fresh: FreshRollouts, generate: DrawnBy, staleness: int, share: Callable[[Sequence], list] = list
-    ):
+    apart = False
+
+    def __init__(self, fresh: FreshRollouts, drawn_by: DrawnBy, staleness: int, share: Share = list):
         self._fresh = fresh
-        self._generate = generate
+        self._drawn_by = drawn_by
         self._staleness = staleness
         self._share = share
         self._ahead = BatchesAhead()
@@ -125,31 +166,136 @@ class RolloutsAhead:
         run = self._fresh.run
         yield from self._fresh.steps()
         if (left := self._ahead.steps) and run.collectives.is_first:
-            print(f"what was drawn for {_of_steps(left)} is not trained on", flush=True)
+            print(f"what was drawn for {_numbered('step', left)} is not trained on", flush=True)
 
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Draw ahead with the weights of now; return the step's batch."""
-        run = self._fresh.run
-        self._generate.step = step
+        self._draw(self._due(step), step)
+        return self._taken(step)
+
+    def settle(self) -> None:
+        """Do nothing: no rank draws during updates."""
+
+    def _due(self, step: int) -> Sequence[int]:
+        """List the steps whose batches the weights of now draw."""
         first = max(self._ahead.steps, default=step - 1) + 1
-        for number in range(first, min(step + self._staleness, run.total_steps) + 1):
+        return range(first, min(step + self._staleness, self._fresh.run.total_steps) + 1)
+
+    def _draw(self, numbers: Sequence[int], step: int) -> None:
+        """Draw the batches of steps with the weights that `step` begins with."""
+        self._drawn_by.step = step
+        for number in numbers:
             experiences, figures = self._fresh.collect(number)
             self._ahead.put(number, Batch(experiences, figures, self._fresh.position))
-            if number > step:
-                run.report.add_drawn(self._share(experiences))
+            if self.apart or number > step:
+                self._fresh.run.report.add_drawn(self._share(experiences))
+
+    def _taken(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         batch = self._ahead.take(step)
         self.position = batch.position
         return batch.experiences, {**batch.figures, **ages(batch.experiences, step)}
 
 
-def _of_steps(steps: Sequence[int]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+class RolloutsInParts(RolloutsAhead):
+    """Rollouts drawn in parts, a number of tokens a step.
+
+    See `InParts`: of the step's own batch all is drawn that is missing. drawn: draws the parts and scores whole groups.
+    """
+
+    def __init__(
+        self,
+        fresh: FreshRollouts,
+        drawn_by: DrawnBy,
+        staleness: int,
+        share: Share,
+        drawn: DrawnTogether,
+        config: GRPOSettings,
+    ):
+        super().__init__(fresh, drawn_by, staleness, share)
+        self._config = config
+        self._drawn = drawn
+        self._parts = InParts(self._ahead, drawn.further, config.rollout, config.seed)
+
+    def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
+        """Draw the step's tokens; return its batch, scored."""
+        due = self._due(step)
+        own = [number for number in due if number == step]
+        later = [number for number in due if number > step]
+        self._begin(own, step)
+        waiting = len(later) * self._config.data.prompts_per_step * self._config.rollout.num_generations
+        tokens = self._parts.draw(step, waiting, lambda: self._begin(later, step))
+        self._score(step)
+        experiences, figures = self._taken(step)
+        return experiences, {
+            **figures,
+            "sample/drawn_tokens": tokens,
+            "sample/unfinished": self._parts.count(self._ahead.steps),
+        }
+
+    def _begin(self, numbers: Sequence[int], step: int) -> None:
+        """Take the prompts of batches whose first tokens the weights of `step` draw."""
+        for number in numbers:
+            prompts = StepSampling(self._config).numbered(self._fresh.stream.next())
+            self._parts.begin(number, prompts, step, self._fresh.position)
+
+    def _score(self, step: int) -> None:
+        """Score the step's batch, unless a run without parts has drawn it."""
+        batch = self._ahead[step]
+        if batch.whole:
+            return
+        sampling = self._fresh.sampling
+        scored = self._drawn.scored([one.group for one in batch.experiences], step)
+        sampling.begin()
+        sampling.add(
+            [replace(one, policy_step=e.policy_step) for one, e in zip(scored, batch.experiences, strict=True)]
+        )
+        experiences, figures = sampling.take()
+        self._ahead.put(step, Batch(experiences, figures, batch.position))
+        self._fresh.run.report.add_drawn([e for e in self._share(experiences) if e.policy_step < step])
 
 
-def ages(experiences: Sequence[Experience], step: int) -> dict[str, float]:
-    """Measure by how many steps the weights that drew groups are older."""
-    found = [step - experience.policy_step for experience in experiences] or [0]
-    return {"sample/staleness_mean": sum(found) / len(found), "sample/staleness_max": float(max(found))}
+class SplitRollouts(RolloutsAhead):
+    """Rollouts drawn by some ranks while others train.
+
+    The batch that a step trains on is drawn first if it is not there; later ones are drawn during the updates, until
+    `settle`. Ranks that train collect them then in the same way, from the rounds that they are told, so that all ranks
+    have the same batches, prompts and surplus. apart: see `DrawnApart`.
+    """
+
+    apart = True
+
+    def __init__(self, fresh: FreshRollouts, drawn_by: DrawnBy, staleness: int, share: Share, rounds: DrawnApart):
+        super().__init__(fresh, drawn_by, staleness, share)
+        self._rounds = rounds
+        self._awaited: list[tuple[int, int]] = []  # step that a batch is for, step whose weights draw it
+
+    def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
+        """Return the step's batch; ranks that generate draw ahead meanwhile."""
+        due = self._due(step)
+        if step in due:
+            self._draw([step], step)
+            self.settle()
+            self._fresh.run.checkpointer.between_phases()
+        self._draw([number for number in due if number > step], step)
+        return self._taken(step)
+
+    def settle(self) -> None:
+        """Bring what was drawn to all ranks."""
+        self._rounds.tell()
+        for number, step in self._awaited:
+            super()._draw([number], step)
+        self._awaited = []
+
+    def _draw(self, numbers: Sequence[int], step: int) -> None:
+        """Draw batches, or wait for them until ranks settle."""
+        if self._rounds.draws:
+            super()._draw(numbers, step)
+        else:
+            self._awaited += [(number, step) for number in numbers]
+
+
+def _numbered(what: str, numbers: Sequence[int]) -> str:
+    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
 
 
 @dataclass(frozen=True)
@@ -175,42 +321,56 @@ class RecordedRollouts:
         experiences = dict(self.recorded)[step]
         return experiences, ages(experiences, step) if self.measures else {}
 
+    def settle(self) -> None:
+        """Do nothing: a record is complete."""
 
-def said_of_staleness(config: GRPOSettings) -> str:
-    """Say in one sentence how old answers are, and what corrects for it."""
-    steps = config.trainer.staleness
-    correction = config.rollout_correction
-    old = f"trainer.staleness {steps}: answers are drawn with weights of {steps} step{'s' * (steps > 1)} before"
-    if correction.level is None:
-        return f"{old}, and rollout_correction.level null does not correct for it"
-    weights = f"{correction.level} importance weights, mode {correction.mode}, up to {correction.upper:g}"
-    return f"{old}; rollout_correction corrects for it by {weights}"
+
+def counted_by(part: ModelPart | None) -> Share:
+    """Select a replica's share of all experiences, on the first of its ranks alone."""
+    return part.data_parallel.share if part and part.partition.first_of_replica else lambda experiences: []
+
+
+def said_of_placement(job: Job) -> str:
+    """Say in one sentence which ranks train and which generate, and when."""
+    train, infer = (_numbered("rank", yaml.ranks) for yaml in (job.train, job.infer))
+    split = f"trainer.placement split: training on {train} and generation on {infer}"
+    if job.config.trainer.staleness:
+        return f"{split}, at the same time"
+    return f"{split}, in turn; with trainer.staleness=1 at the same time"
 
 
 def open_source(
-    config: GRPOSettings,
-    tokenizer: Tokenizer,
-    data: TrainingData,
-    run: Run,
-    parts: Parts,
-    rewards: RewardRunner | None,
-    partner: Partner | None,
+    job: Job, data: TrainingData, run: Run, parts: Parts, rewards: RewardRunner | None, partner: Partner | None
 ) -> Source:
-    """Open the source of a run.
+    """Open the source of a run: its generator's rollouts, or recorded ones.
 
-    These are rollouts of the generator among its parts, or recorded ones without one. rewards: None on ranks that do
-    not score. partner: of conversations.
+    rewards: None on ranks that do not score. partner: of conversations.
     """
-    generator = parts.get(GENERATOR.name)
+    config = job.config
     staleness = config.trainer.staleness
     if staleness and run.collectives.is_first:
         print(said_of_staleness(config), flush=True)
-    if generator is None:
+    if job.splits and run.collectives.is_first:
+        print(said_of_placement(job), flush=True)
+    if data.recorded:
         return RecordedRollouts(run, data.recorded, measures=staleness > 0)
-    generate = Rollouts(config, tokenizer, data.longest_prompt, generator, rewards, run, partner)
-    drawn_by = DrawnBy(generate)
+    generator = parts.get(GENERATOR.name)
+    draw: DrawnTogether | None = None
+    if generator:
+        generate = Rollouts(config, job.tokenizer, data.longest_prompt, generator, rewards, run, partner)
+        between = (lambda: None) if job.splits else run.checkpointer.between_phases
+        draw = DrawnTogether(generate, generator.data_parallel, generator.collectives, between)
+    rounds = DrawnApart(draw, run, job.infer.ranks[0]) if job.splits else None
+    drawn_by = DrawnBy(rounds or draw)
+    fresh = FreshRollouts(run, data.stream, drawn_by, StepSampling(config))
+    ahead = (run.checkpoint and run.checkpoint.counters.get("ahead")) or {}
+    if run.checkpoint and in_parts(ahead):
+        check_goes_on(config, f"{run.checkpoint.folder}: holds unfinished answers")
+    if rounds:
+        return SplitRollouts(fresh, drawn_by, staleness, counted_by(generator), rounds)
     # A run that goes on with a smaller staleness trains on what was drawn before.
-    if not staleness and not (run.checkpoint and run.checkpoint.counters.get("ahead")):
-        return FreshRollouts(run, data.stream, generate, generator.data_parallel, StepSampling(config))
-    fresh = FreshRollouts(run, data.stream, drawn_by, generator.data_parallel, StepSampling(config))
-    return RolloutsAhead(fresh, drawn_by, staleness, parts.policy.data_parallel.share)
+    if draw and (config.rollout.tokens_per_step or in_parts(ahead)):
+        return RolloutsInParts(fresh, drawn_by, staleness, counted_by(parts.policy), draw, config)
+    if not staleness and not ahead:
+        return fresh
+    return RolloutsAhead(fresh, drawn_by, staleness, counted_by(parts.policy))

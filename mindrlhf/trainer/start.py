@@ -9,7 +9,6 @@ from mindrlhf.backend.process.launch import World, is_first_process, launch
 from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.weights import checkpoint_config
 from mindrlhf.configs.model_yaml import ELSEWHERE, ModelYaml
-from mindrlhf.configs.run import RunSettings
 from mindrlhf.flags import SFTFlags, TrainFlags
 from mindrlhf.job import Job
 from mindrlhf.parallel.layout import yaml_layout
@@ -63,14 +62,15 @@ def _indented(line: str) -> str:
     )
 
 
-def launch_from(yaml: ModelYaml, run: RunSettings) -> World:
-    """Start this process with a model YAML's device and number of workers."""
+def launch_from(job: Job) -> World:
+    """Start this process with a job's device and number of workers."""
+    yaml = job.train
     return launch(
         yaml.context.device_target,
-        worker_count=yaml.parallel.workers,
+        worker_count=job.workers,
         layout_source=f"{yaml.path}: parallel_config",
         context=yaml.context,
-        rank_timeout_s=run.rank_timeout_s,
+        rank_timeout_s=job.config.trainer.rank_timeout_s,
     )
 
 
@@ -85,7 +85,7 @@ def run_grpo(flags: TrainFlags, signals: StopSignals) -> None:
 
 def grpo_steps(job: Job, signals: StopSignals) -> Steps:
     """Run a job as `run_grpo`, step by step."""
-    with launch_from(job.train, job.config.trainer) as world:
+    with launch_from(job) as world:
         if world.rank == 0:
             list_unused(job.train)
             if job.infer.path != job.train.path:
@@ -104,7 +104,7 @@ def run_sft(flags: SFTFlags, signals: StopSignals) -> None:
 
 def sft_steps(job: Job, signals: StopSignals) -> Steps:
     """Run a job as `run_sft`, step by step."""
-    with launch_from(job.train, job.config.trainer) as world:
+    with launch_from(job) as world:
         if world.rank == 0:
             list_unused(job.train)
         from mindrlhf.trainer.sft import build

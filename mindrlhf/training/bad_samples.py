@@ -30,15 +30,15 @@ def find_bad_samples(
     micros: Sequence[MicroBatch],
     batches: Sequence[TrainBatch],
     results: Sequence[MicroResult],
-    is_finite: Callable[[TrainBatch], bool],
+    is_finite: Callable[[TrainBatch], bool] | None,
 ) -> list[BadSample]:
     """Find the samples to blame; empty if no single sample is.
 
     is_finite: runs a batch and tests its loss and the norm of its gradients. All ranks that share the batches make the
-    same calls of it.
+    same calls of it. None tests inputs and outputs only.
     """
     seen = [one for group in zip(micros, batches, results, strict=True) for one in _not_finite(*group)]
-    if seen:
+    if seen or is_finite is None:
         return seen
     found = []
     for micro, batch in zip(micros, batches, strict=True):

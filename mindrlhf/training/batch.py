@@ -4,16 +4,25 @@ Groups are sorted by length and cut by a token budget, and their lengths are pad
 only a few shapes compile. Micro-batches of one cut have equal numbers of groups; missing ones have weight 0.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mindrlhf.configs.vision import VisionConfig
+from mindrlhf.models.expert_layers import CHOSEN
+from mindrlhf.models.inputs import DROPOUT, ROUTING
+from mindrlhf.models.routing import Routing, RoutingForm
+from mindrlhf.models.vision.batch import image_arrays
 from mindrlhf.random_numbers import random_keys
 from mindrlhf.shapes import padded_prefix, round_up
 from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.types import TrainBatch, taken
+
+if TYPE_CHECKING:  # it imports Pillow, which text does not need
+    from mindrlhf.images.processor import Picture
 
 Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
 
@@ -24,12 +33,16 @@ class SequenceGroup:
 
     sampled: G arrays bool[R], the tokens that may be trained on; the others are context. None: all tokens. identity:
     numbers that are unique among the groups of an update; they key the group's random masks.
+    pictures: of the prompt, then of each response, in the order of their tokens; () without any. routing: experts that
+    a decoder replays, if it does; None lets the routers choose.
     """
 
     prompt_ids: np.ndarray
     responses: tuple[np.ndarray, ...]
     sampled: tuple[np.ndarray, ...] | None = None
     identity: tuple[int, ...] = ()
+    pictures: tuple[tuple["Picture", ...], ...] = ()
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True)
@@ -67,16 +80,23 @@ class MicroBatch:
         return self.prompt_rows + self.response_rows
 
 
-def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: int = 1) -> list[MicroBatch]:
+def cut(
+    groups: Sequence[SequenceGroup],
+    max_tokens: int,
+    bucket: int,
+    least: int = 1,
+    largest: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> list[MicroBatch]:
     """Cut groups into micro-batches of at most `max_tokens` padded positions.
 
     Each has at least one group.
-    bucket: sizes are multiples of it, in tokens. least: the fewest micro-batches, if there are enough groups.
+    bucket: sizes are multiples of it, in tokens. least: the fewest micro-batches, if there are enough groups. largest:
+    elementwise maximum over ranks that compute micro-batches together, whose sizes are equal then; a rank that has
+    fewer groups has some without any.
     """
-    if not groups:
-        return []
     sizes = [_padded(map(len, group.responses), len(group.prompt_ids), bucket) for group in groups]
-    return _cut(sizes, max(len(group.responses) for group in groups), max_tokens, least)
+    samples = max((len(group.responses) for group in groups), default=0)
+    return _cut(sizes, samples, max_tokens, least, largest)
 
 
 @lru_cache(maxsize=16)  # a plan needs the same few cuts many times
@@ -92,17 +112,31 @@ def _padded(responses: Iterable[int], prompt: int, bucket: int) -> tuple[int, in
     return round_up(max(responses), bucket), padded_prefix(prompt, bucket)
 
 
-def _cut(sizes: Sequence[tuple[int, int]], samples: int, max_tokens: int, least: int) -> list[MicroBatch]:
+def _cut(
+    sizes: Sequence[tuple[int, int]],
+    samples: int,
+    max_tokens: int,
+    least: int,
+    largest: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> list[MicroBatch]:
     """Cut groups with `sizes` (`_padded`) and at most `samples` responses."""
     order = sorted(range(len(sizes)), key=lambda index: (*sizes[index], index))
-    longest_response, longest_prefix = (max(size[axis] for size in sizes) for axis in (0, 1))
+    every = [sizes[index] for index in order]
+    missing = 0
+    if largest:
+        count, samples = largest(np.array([len(every), samples])).tolist()
+        missing = count - len(every)
+        every = largest(np.array([(0, 0)] * missing + every).reshape((count, 2))).tolist()
+    if not every:
+        return []
+    longest_response, longest_prefix = (max(size[axis] for size in every) for axis in (0, 1))
     per_batch = max(1, max_tokens // (longest_prefix + samples * longest_response))
-    batches = -(-len(sizes) // per_batch)
-    count = min(-(-len(sizes) // batches), max(1, len(sizes) // least))
+    batches = -(-len(every) // per_batch)
+    count = min(-(-len(every) // batches), max(1, len(every) // least))
     cuts = []
-    for start in range(0, len(sizes), count):
-        members = tuple(order[start : start + count])
-        response_size, prefix_size = (max(sizes[index][axis] for index in members) for axis in (0, 1))
+    for start in range(0, len(every), count):
+        members = tuple(order[max(0, start - missing) : max(0, start + count - missing)])
+        response_size, prefix_size = (max(size[axis] for size in every[start : start + count]) for axis in (0, 1))
         cuts.append(MicroBatch(members, count, samples, prefix_size, response_size))
     return cuts
 
@@ -139,11 +173,14 @@ def pad(
     weights: Rows | None = None,
     fields: Mapping[str, Rows] | None = None,
     draw: tuple[int, ...] | None = None,
+    vision: VisionConfig | None = None,
+    routing: RoutingForm | None = None,
 ) -> TrainBatch:
     """Build the arrays of one micro-batch.
 
     weights, fields: per group, per sample, [R]; weights are 0 for left-out tokens, fields are in `token_arrays`. draw:
-    numbers that key the update's random masks; None without masks.
+    numbers that key the update's random masks; None without masks. vision: of a model that sees. routing: of a decoder
+    that replays it.
     """
     rows = batch.count * batch.samples
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
@@ -166,7 +203,13 @@ def pad(
 
     by_position = {"positions": places(batch, prefix_lengths)}
     if draw is not None:
-        by_position["dropout_keys"] = position_keys(batch, groups, draw)
+        by_position[DROPOUT] = position_keys(batch, groups, draw)
+    images: Mapping[str, np.ndarray] = {}
+    if vision is not None:
+        seen, images = image_arrays([groups[index] for index in batch.groups], batch.shape, vision)
+        by_position |= seen
+    if routing:
+        by_position[ROUTING] = routings(batch, groups, routing)
     return TrainBatch(
         prefix_ids=prefix_ids,
         prefix_lengths=prefix_lengths,
@@ -177,6 +220,7 @@ def pad(
         weights=np.zeros_like(mask) if weights is None else spread(batch, "weights", weights),
         fields={name: spread(batch, name, rows) for name, rows in (fields or {}).items()},
         by_position=by_position,
+        images=images,
     )
 
 
@@ -207,3 +251,45 @@ def position_keys(
         prefixes[n] = random_keys(*counters, 0, np.arange(batch.prefix_size))
         inputs[n] = random_keys(*counters, samples, last + np.arange(batch.response_size))
     return prefixes, inputs.reshape((-1, batch.response_size))
+
+
+def routings(batch: MicroBatch, groups: Sequence[SequenceGroup], form: RoutingForm) -> tuple[np.ndarray, np.ndarray]:
+    """Pad the routing of groups.
+
+    Returns int32[N, P, width] of prompts and int32[N*G, R, width] of responses.
+
+    Positions without one have `form.experts`.
+    """
+    prefixes = form.unknown(batch.count, batch.prefix_size).astype(np.int32)
+    inputs = form.unknown(batch.count * batch.samples, batch.response_size).astype(np.int32)
+    for n, index in enumerate(batch.groups):
+        known = groups[index].routing
+        if known is None:
+            continue
+        prefixes[n, : len(known.prompt)] = known.prompt
+        for g, row in enumerate(known.responses):
+            inputs[n * batch.samples + g, : len(row)] = row
+    return prefixes, inputs
+
+
+def collect_routing(
+    batch: MicroBatch,
+    sides: Mapping[tuple[int | None, str], np.ndarray],
+    form: RoutingForm,
+    groups: Sequence[SequenceGroup],
+    into: list,
+) -> None:
+    """Undo `routings`: write into[index] = `Routing` for each group, from side outputs.
+
+    The last layer computes no rows of prompts, so that they have no experts there.
+    """
+    rows = form.unknown(batch.rows)
+    for layer in form.layers:
+        own = sides[layer, CHOSEN]
+        rows[batch.rows - len(own) :, form.columns(layer)] = own
+    prefixes = rows[: batch.prompt_rows].reshape((batch.count, batch.prefix_size, -1))
+    inputs = rows[batch.prompt_rows :].reshape((batch.count, batch.samples, batch.response_size, -1))
+    for n, index in enumerate(batch.groups):
+        group = groups[index]
+        responses = (inputs[n, g, : len(response)].copy() for g, response in enumerate(group.responses))
+        into[index] = Routing(prefixes[n, : len(group.prompt_ids) - 1].copy(), tuple(responses))

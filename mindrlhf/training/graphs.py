@@ -41,7 +41,10 @@ class Stage(nn.Cell):
 
 
 class PolicyLogProbs(nn.Cell):
-    """Head with outputs (log_probs, entropy). entropy_gradient: see `TokenLogProbs`."""
+    """Head with outputs (log_probs, entropy).
+
+    entropy_gradient: see `TokenLogProbs`. every_token: also tokens that generation never draws have a probability.
+    """
 
     def __init__(
         self,
@@ -49,13 +52,20 @@ class PolicyLogProbs(nn.Cell):
         temperature: float,
         chunk_numbers: int = CHUNK_NUMBERS,
         entropy_gradient: bool = False,
+        every_token: bool = False,
     ):
         super().__init__(auto_prefix=False)
         self.decoder = decoder
         self.stage = Stage(decoder)
         self.sides = decoder.sides
         self.token_log_probs = TokenLogProbs(
-            temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.operators, decoder.head_trains
+            temperature,
+            chunk_numbers,
+            decoder.shards,
+            entropy_gradient,
+            decoder.operators,
+            decoder.head_trains,
+            None if every_token else decoder.never_drawn,
         )
 
     def construct(self, x, inputs, targets):
@@ -141,7 +151,7 @@ class StageForward(Graph):
     """
 
     def __init__(self, stage: Stage):
-        super().__init__("train/forward", stage.decoder.positions)
+        super().__init__("train/forward", stage.decoder.positions, stage.decoder.records)
         self.stage = stage
 
     def construct(self, x, *arrays):
@@ -174,7 +184,7 @@ class StageBackward(Graph):
     """
 
     def __init__(self, stage: Stage, objective: Objective, optimizer: AdamW):
-        super().__init__("train/backward", stage.decoder.positions)
+        super().__init__("train/backward", stage.decoder.positions, stage.decoder.records)
         self.product = StageProduct(stage, objective)
         trigger = collect_gradients(self.product, optimizer.parameters, optimizer.gradients)
         self.run = ops.grad(self.product, 0, weights=trigger)
@@ -185,17 +195,22 @@ class StageBackward(Graph):
 
 
 class LastStageScores(Graph):
-    """Graph from x, targets and a batch's arrays to a head's first output.
+    """Graph of a head's first output and the side outputs.
 
-    It drops the others.
+    Inputs: x, targets and a batch's arrays.
+
+    All are one tuple. It drops the head's other outputs, and without a recorded routing the side outputs.
     """
 
     def __init__(self, head: nn.Cell):
-        super().__init__("train/scores", type(head).__name__, head.decoder.positions)
+        decoder = head.decoder
+        super().__init__("train/scores", type(head).__name__, decoder.positions, decoder.records)
         self.head = head
+        self.records = decoder.records
 
     def construct(self, x, targets, *arrays):
-        return self.head(x, arrays, targets)[0][0]
+        outputs, sides = self.head(x, arrays, targets)
+        return (outputs[0], *sides) if self.records else (outputs[0],)
 
 
 class LastStageBackward(Graph):
@@ -205,7 +220,8 @@ class LastStageBackward(Graph):
     """
 
     def __init__(self, loss: Loss, optimizer: AdamW):
-        super().__init__("train/loss", type(loss.head).__name__, loss.head.decoder.positions)
+        decoder = loss.head.decoder
+        super().__init__("train/loss", type(loss.head).__name__, decoder.positions, decoder.records)
         self.loss = loss  # so that its parameters are this graph's: a cached graph gets them by name
         trigger = collect_gradients(loss, optimizer.parameters, optimizer.gradients)
         self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)

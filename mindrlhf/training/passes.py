@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from mindspore import Tensor, nn
 
+from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.models.layer import Side
+from mindrlhf.models.routing import RoutingForm
 from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
+from mindrlhf.training.batch import MicroBatch, SequenceGroup, cut
 from mindrlhf.training.graphs import LastStageBackward, Loss, Stage, StageBackward, StageForward
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
@@ -40,6 +43,20 @@ class Passes:
     def __init__(self, stage: Stage, axis: PipelineAxis):
         self.axis = axis
         self._decoder = stage.decoder
+
+    def cut(self, groups: Sequence[SequenceGroup], settings: TrainSettings, least: int = 1) -> list[MicroBatch]:
+        """Cut groups into micro-batches.
+
+        They have equal sizes on the ranks over which experts are spread.
+        """
+        spread = self._decoder.spread
+        largest = spread.largest if spread.size > 1 else None
+        return cut(groups, settings.max_tokens_per_micro_batch, settings.length_bucket, least, largest)
+
+    @property
+    def replayed(self) -> RoutingForm | None:
+        """The form of the routing that the decoder replays."""
+        return self._decoder.routing if self._decoder.replays else None
 
     def _input(self, batch: TrainBatch) -> np.ndarray:
         """Receive [rows, hidden] from the previous stage; a placeholder in the first stage."""
@@ -86,7 +103,7 @@ class Gradients(Passes):
                 if not self.axis.is_last:
                     output, *own = self._forward(inputs[index], *self._arrays(batch))
                     self.axis.send(output.asnumpy(), NEXT)
-                    sides.append(_named(self._decoder.sides, own))
+                    sides.append(named(self._decoder.sides, own))
                 continue
             d_x = self._go_back(batch, inputs.pop(index), results)
             if not self.axis.is_first:
@@ -114,12 +131,12 @@ class Gradients(Passes):
             return self._backward(x, d_output, np.array(batch.weights.sum()), *self._arrays(batch))
         fields = [batch.fields[name] for name in self._objective.fields]
         d_x, out = self._backward(x, batch.targets, batch.mask, batch.weights, *self._arrays(batch), *fields)
-        metrics = _named((*self._objective.metrics, *self._head.sides), out[2])
+        metrics = named((*self._objective.metrics, *self._head.sides), out[2])
         sides = {side: metrics.pop(side) for side in self._head.sides}
         results.append(MicroResult(float(out[0].asnumpy()), out[1].asnumpy(), metrics, sides))
         return d_x
 
 
-def _named(names: Sequence, tensors: Sequence[Tensor]) -> dict:
-    """Map names to arrays."""
+def named(names: Sequence, tensors: Sequence[Tensor]) -> dict:
+    """Map names to the arrays of tensors."""
     return {name: tensor.asnumpy() for name, tensor in zip(names, tensors, strict=True)}

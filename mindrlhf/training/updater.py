@@ -12,9 +12,10 @@ from mindrlhf.backend.compile.graph import compile_seconds
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.layer import Side
+from mindrlhf.models.routing import Routing
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.bad_samples import BadSample, find_bad_samples
-from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_sampled, cut, pad
+from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_routing, collect_sampled, pad
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.training.passes import Gradients
@@ -31,7 +32,7 @@ class Update:
     outputs: per group, G arrays float32[R], the head's output before the update: log-probs, or a critic's values.
     terms: name -> the part of the loss that a side output adds. sides: the side outputs of each micro-batch.
     optimizer_s: seconds of the optimizer, without compiling.
-    bad_samples: this rank's samples to blame for a skipped update.
+    bad_samples: this rank's samples to blame for a skipped update. routing: of each group, if the decoder records it.
     """
 
     result: UpdateResult
@@ -43,6 +44,7 @@ class Update:
     sides: Sequence[Mapping[Side, np.ndarray]]
     optimizer_s: float
     bad_samples: Sequence[BadSample] = ()
+    routing: Sequence[Routing] = ()
 
 
 class Updater:
@@ -70,8 +72,9 @@ class Updater:
         self._least_micro_batches = least_micro_batches
         self.objective = objective
         self._seed = seed
-        self._drops = head.decoder.drops
+        self._decoder = head.decoder
         self._gradients = Gradients(head, objective, optimizer, axis)
+        self._replayed = self._gradients.replayed
         self._parts = Timers(compile_seconds)
 
     def __call__(
@@ -91,14 +94,14 @@ class Updater:
         progress: called after each micro-batch with its number of sampled tokens.
         """
         fields = {name: fields[name] for name in self.objective.fields}
-        settings = self._settings
-        micros = cut(groups, settings.max_tokens_per_micro_batch, settings.length_bucket, self._least_micro_batches)
-        draw = (self._seed, self.optimizer.updates) if self._drops else None
-        batches = [pad(micro, groups, weights, fields, draw) for micro in micros]
+        micros = self._gradients.cut(groups, self._settings, self._least_micro_batches)
+        draw = (self._seed, self.optimizer.updates) if self._decoder.drops else None
+        forms = self._decoder.vision, self._replayed
+        batches = [pad(micro, groups, weights, fields, draw, *forms) for micro in micros]
         metrics: dict[str, list] = {}
         weighted: dict[str, float] = {}
         terms = dict.fromkeys(dict(self.objective.terms), 0.0)
-        outputs: list = [None] * len(groups)
+        outputs, routing = ([None] * len(groups) for _ in range(2))
         loss = 0.0
         tokens = iter([int(batch.mask.sum()) for batch in batches])
         results = self._gradients(batches, lambda: progress(next(tokens)))
@@ -107,6 +110,8 @@ class Updater:
             for name, value in self.objective.terms_of(passed.sides).items():
                 terms[name] += value * float(batch.weights.sum())
             collect(micro, passed.output, groups, outputs)
+            if self._decoder.records:
+                collect_routing(micro, passed.sides, self._decoder.routing, groups, routing)
             for name, array in passed.metrics.items():
                 collect_sampled(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
                 weighted[name] = weighted.get(name, 0.0) + float((batch.weights * array).sum())
@@ -119,9 +124,27 @@ class Updater:
         with self._parts("optimizer"):
             result = self.optimizer.step(learning_rate, empty)
         optimizer_s = self._parts.collect()["optimizer"]
-        bad_samples = find_bad_samples(micros, batches, results, self._is_finite) if result.failed else ()
-        sides = [passed.sides for passed in results]
-        return Update(result, loss, metrics, weighted, outputs, terms, sides, optimizer_s, bad_samples)
+        bad_samples = find_bad_samples(micros, batches, results, self._test_alone) if result.failed else ()
+        return Update(
+            result=result,
+            loss=loss,
+            metrics=metrics,
+            weighted=weighted,
+            outputs=outputs,
+            terms=terms,
+            sides=[passed.sides for passed in results],
+            optimizer_s=optimizer_s,
+            bad_samples=bad_samples,
+            routing=routing if self._decoder.records else (),
+        )
+
+    @property
+    def _test_alone(self) -> Callable[[TrainBatch], bool] | None:
+        """Test of one micro-batch.
+
+        None if ranks with other experts would have to run it too.
+        """
+        return self._is_finite if self._decoder.spread.size == 1 else None
 
     def _is_finite(self, batch: TrainBatch) -> bool:
         """Test one micro-batch's loss and gradients alone; zeroes the gradients."""

@@ -20,12 +20,12 @@ from mindrlhf.errors import UserError
 COMPARING = [name for name, method in ADVANTAGES.items() if method.compares]
 MODEL = ModelConfig(
     vocab_size=96,
-    hidden_size=96,
+    hidden_size=192,
     intermediate_size=192,
     num_layers=4,
     num_heads=12,
     num_kv_heads=4,
-    head_dim=8,
+    head_dim=16,
     max_position_embeddings=512,
 )
 

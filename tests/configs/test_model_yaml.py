@@ -262,7 +262,11 @@ PET = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ".*wq|.*w2"}
             "unknown key {group}.data_paralel; did you mean {group}.data_parallel?",
         ),
         ("parallel_config", {"context_parallel": 2}, "{group}.context_parallel is 2, and must be 1."),
-        ("parallel_config", {"expert_parallel": 4}, "{group}.expert_parallel is 4, and must be 1."),
+        (
+            "parallel_config",
+            {"expert_parallel": 0},
+            "{group}.expert_parallel is 0, and must be a whole number, at least 1.",
+        ),
         (
             "parallel_config",
             {"model_parallel": 0},

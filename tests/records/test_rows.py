@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mindrlhf.errors import UserError
-from mindrlhf.records.formats import read_record, write_record
-from mindrlhf.records.rows import SCHEMA, TEXT_KEYS, rows_of, text_row
+from mindrlhf.records.formats import pack, read_record, unpack, write_record
+from mindrlhf.records.rows import SCHEMA, TEXT_KEYS, experiences_of, rows_of, text_row
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 NAN = float("nan")
@@ -64,6 +64,24 @@ def steps():
     ]
 
 
+def with_routing(one: Experience, width: int, dtype: type) -> Experience:
+    """Routing of all tokens, as the engine gives it; of no prompt token where the prompt has one only."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 256, (len(one.group.prompt.token_ids) - 1, width)).astype(dtype)
+    rollouts = tuple(
+        replace(
+            rollout,
+            tokens={
+                **rollout.tokens,
+                "routing": rng.integers(0, 256, (len(rollout.response_ids), width)).astype(dtype),
+                **({"prompt_routing": prompt} if len(prompt) else {}),
+            },
+        )
+        for rollout in one.group.rollouts
+    )
+    return replace(one, group=replace(one.group, rollouts=rollouts))
+
+
 def write(path, steps):
     return write_record(path, [row for step, experiences in steps for row in rows_of(step, experiences)])
 
@@ -104,6 +122,45 @@ def test_what_is_read_is_what_was_written(tmp_path, steps):
         assert len(got) == len(expected)
         for mine, its in zip(got, expected, strict=True):
             assert_same(mine, its)
+
+
+def test_routing_is_written_and_packed(tmp_path, steps):
+    """Of some groups only; files of both kinds keep dtypes and shapes."""
+    step, groups = steps[0]
+    given = [with_routing(groups[0], 6, np.uint8), groups[1], with_routing(groups[2], 16, np.uint16)]
+    write(tmp_path / "rollouts.mindrecord", [(step, given)])
+    for back in (
+        read_record(tmp_path / "rollouts.mindrecord"),
+        experiences_of(unpack(pack(list(rows_of(step, given))))),
+    ):
+        ((_, found),) = back
+        for mine, its in zip(found, given, strict=True):
+            assert_same(mine, its)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda routing: routing[1:], r"routing is uint8\[3, 6\], and has 4 rows"),
+        (lambda routing: routing.astype(np.int64), r"routing is int64\[4, 6\]"),
+        (lambda routing: routing[:, 0], r"routing is uint8\[4\]"),
+    ],
+)
+def test_routing_of_another_shape_is_refused(steps, change, problem):
+    one = with_routing(steps[0][1][0], 6, np.uint8)
+    first, *others = one.group.rollouts
+    first = replace(first, tokens={**first.tokens, "routing": change(first.tokens["routing"])})
+    changed = replace(one, group=replace(one.group, rollouts=(first, *others)))
+    with pytest.raises(ValueError, match=problem):
+        experiences_of(rows_of(1, [changed]))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x00", b"\x93NUMPY\x01\x00v\x00{", b"PK\x03\x04"])
+def test_damaged_routing_is_refused(steps, content):
+    (row, *_) = rows_of(*steps[0])
+    row["routing"] = np.frombuffer(content, np.uint8)
+    with pytest.raises(ValueError, match="step 1, prompt 7"):
+        experiences_of([row])
 
 
 def test_groups_of_one_of_the_same_prompt_stay_apart(tmp_path, steps):

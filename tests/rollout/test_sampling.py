@@ -97,7 +97,11 @@ FILTERS = {"top_k": 12, "top_p": 0.8, "min_p": 0.02, "repetition_penalty": 1.3, 
 
 
 @pytest.mark.parametrize(
-    "others", [[{"temperature": 0.7}], [{"top_k": 5}, {"top_p": 0.7, "temperature": 1.4}, {"min_p": 0.1}, FILTERS]]
+    "others",
+    few_of(
+        [[{"temperature": 0.7}, FILTERS]],
+        [[{"top_k": 5}, {"top_p": 0.7, "temperature": 1.4}, {"min_p": 0.1}, FILTERS]],
+    ),
 )
 def test_a_row_is_drawn_by_its_own_rule(others):
     """The same bits in one graph for all rules as in a graph of its own."""

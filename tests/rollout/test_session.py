@@ -136,6 +136,48 @@ def test_alone_and_in_other_slots(subject, engine, requests, together):
             assert_same(found, together[place])
 
 
+def cut(request: Request, tokens: int) -> Request:
+    """The request, whose responses end after some tokens, a different number each."""
+    limits = [min(tokens + sample, request.sampling.max_new_tokens) for sample in range(request.samples)]
+    return replace(request, limits=limits)
+
+
+def begun_again(request: Request, group) -> tuple[Request | None, list[int]]:
+    """A request that goes on with the responses that a limit has cut, and their places."""
+    limit = request.sampling.max_new_tokens
+    places = [
+        i
+        for i, one in enumerate(group.rollouts)
+        if (one.finish_reason, len(one.response_ids) < limit) == ("length", True)
+    ]
+    begun = [group.rollouts[place].response_ids for place in places]
+    return replace(request, samples=len(places), begun=begun, keys=places) if places else None, places
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_cut_answers_go_on_with_the_tokens_of_whole_ones(engine, requests, together, tokens):
+    """Tokens that are there already are computed again, and not drawn; stop strings reach over the cut."""
+    stop = together[-1].rollouts[0].response_ids[tokens - 1 : tokens + 1]
+    stopping = replace(requests[-1], sampling=requests[-1].sampling.model_copy(update={"stop_strings": (text(stop),)}))
+    (ended,) = engine.answer([stopping])
+    assert ended.rollouts[0].finish_reason == "stop"
+    given = [*requests, stopping]
+    first = engine.answer([cut(one, tokens) for one in given])
+    again = [begun_again(*pair) for pair in zip(given, first, strict=True)]
+    rest = iter(engine.answer([one for one, _ in again if one]))
+    for whole, before, (request, places) in zip([*together, ended], first, again, strict=True):
+        after = dict(zip(places, next(rest).rollouts if request else (), strict=True))
+        for place, (one, rollout) in enumerate(zip(whole.rollouts, before.rollouts, strict=True)):
+            rollout = after.get(place, rollout)
+            np.testing.assert_array_equal(rollout.response_ids, one.response_ids)
+            assert rollout.finish_reason == one.finish_reason
+            known = ~rollout.sampled
+            assert known.sum() == (len(before.rollouts[place].response_ids) if place in after else 0)
+            for name in ("behaviour_log_probs", "policy_log_probs"):
+                np.testing.assert_allclose(rollout.row(name)[~known], one.row(name)[~known], rtol=0, atol=2e-5)
+    assert sum(len(places) for _, places in again) > 5
+
+
 def test_a_short_answer_is_collected_before_a_long_one(engine, subject):
     session = engine.session()
     long = session.submit(Request(subject.prompts[1], settings(top_k=9, min_new_tokens=NEW), 1, SEED, STEP))

@@ -79,6 +79,7 @@ def test_a_run_started_again_builds_nothing(task, tmp_path, cache, without, cold
     assert_same(again, without)
 
 
+@pytest.mark.slow
 def test_another_order_of_graphs_changes_nothing(task, tmp_path, cache, without, cold):
     """Answers to held-out problems come first, and of the steps the second."""
     first, (_, stored, _) = cold

@@ -66,6 +66,7 @@ def test_its_checkpoint_goes_on_to_the_weights_that_it_had(ended):
     assert drawn == {step: recorded[step] for step in drawn}
 
 
+@pytest.mark.slow
 def test_its_record_trains_to_the_same_weights(ended):
     train("replayed", "--replay", "whole/rollouts.mindrecord")
     check("replayed", ended)

@@ -3,6 +3,7 @@
 import jobs
 import numpy as np
 import pytest
+from slow_cases import few_of
 
 SETTINGS = (
     "rollout.weights=int8",
@@ -70,7 +71,9 @@ def test_adapters_train_over_a_packed_base(task, tmp_path):
     assert not any(name.startswith("timing_s/reshard") for name in run.metrics[-1])
 
 
-@pytest.mark.parametrize("settings", [["rollout.weights=int8"], ["rollout.weights=bfloat16", "rollout.top_k=20"]])
+@pytest.mark.parametrize(
+    "settings", few_of([["rollout.weights=int8"]], [["rollout.weights=bfloat16", "rollout.top_k=20"]])
+)
 def test_credit_reads_the_policy_s_own_log_probs(task, tmp_path, settings):
     """A policy that is its reference and its teacher has no divergence from them, however rollouts are rounded."""
     model = jobs.write_model(task, tmp_path / "model")

@@ -9,16 +9,17 @@ import phases
 import pytest
 from step_parts import experience
 
+from mindrlhf.configs.staleness import said_of_staleness
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 from mindrlhf.records.batches_ahead import Batch, BatchesAhead
-from mindrlhf.trainer import sources
 from mindrlhf.trainer.check import read_settings
 from mindrlhf.trainer.grpo import GRPOLoop
 
 SETTINGS = ("optimizer.lr=1e-2", "train.length_bucket=48", "train.max_tokens_per_micro_batch=240", "algorithm.beta=0")
 CORRECTED = "rollout_correction.level=token"
 AGES = ("sample/staleness_mean", "sample/staleness_max")
+MEASURED = (*AGES, "sample/stale_tokens", "sample/trajectory_spans_mean", "sample/trajectory_spans_max")
 
 
 def train(task, folder, *settings, **flags) -> jobs.Run:
@@ -33,7 +34,7 @@ def policy_steps(run: jobs.Run) -> list[list[int]]:
 
 
 def without_ages(run: jobs.Run) -> list[dict]:
-    return [{name: row[name] for name in row if name not in AGES} for row in run.kept_metrics]
+    return [{name: row[name] for name in row if name not in MEASURED} for row in run.kept_metrics]
 
 
 def assert_same_weights(run: jobs.Run, other: jobs.Run) -> None:
@@ -103,6 +104,18 @@ def test_a_replay_gives_the_same_weights_and_ages(task, behind, tmp_path):
     again = train(task, tmp_path, *settings, replay=record, mind_dataset_dir=None, save_data_file=None)
     assert_same_weights(again, behind)
     assert [again.column(name).tolist() for name in AGES] == [behind.column(name).tolist() for name in AGES]
+
+
+@pytest.mark.msrun
+def test_two_ranks_have_the_same_answers(task, tmp_path):
+    ranks = tuple(f"{role}_yaml.parallel_config.data_parallel=2" for role in ("train", "infer"))
+    settings = ("trainer.staleness=1", "algorithm.updates_per_iteration=2", "optimizer.eps=1e-5")
+    jobs.train_apart(task.train(tmp_path / "two", *SETTINGS, *settings, *ranks), 2, timeout=400)
+    one = train(task, tmp_path / "one", *settings)
+    two = jobs.Run(tmp_path / "two")
+    assert two.responses == one.responses
+    for name in ("actor/loss", "actor/grad_norm", *AGES):
+        np.testing.assert_allclose(two.column(name), one.column(name), rtol=1e-4, atol=1e-7, err_msg=name)
 
 
 # --- killed and resumed ---
@@ -237,7 +250,7 @@ def test_older_answers_are_corrected_for_unless_told_otherwise():
     for given, level in ((), "token"), (("rollout_correction.level=null",), None):
         config = settings_of("trainer.staleness=2", *given)
         assert config.rollout_correction.level == level
-        said = sources.said_of_staleness(config)
+        said = said_of_staleness(config)
         assert said.startswith("trainer.staleness 2: answers are drawn with weights of 2 steps before")
         assert ("mode truncate, up to 2" in said) == (level is not None)
     assert settings_of().rollout_correction.level is None

@@ -30,7 +30,8 @@ def train(task, folder, workers: int, *settings: str) -> jobs.Run:
 @pytest.mark.parametrize(
     ("workers", "settings"),
     [
-        *((1, ()), (1, ADAPTERS)),
+        (1, ()),
+        pytest.param(1, ADAPTERS, marks=pytest.mark.slow),
         pytest.param(2, LAYOUTS, marks=[pytest.mark.slow, pytest.mark.msrun]),
         pytest.param(2, (*LAYOUTS, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),
     ],

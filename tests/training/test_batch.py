@@ -1,5 +1,6 @@
 """Cutting groups into padded micro-batches: every token exactly once, padding without weight, the budget kept."""
 
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import run_threads
 
 from mindrlhf.shapes import round_up
 from mindrlhf.training.batch import MicroBatch, SequenceGroup, collect, collect_sampled, cut, pad, spread
@@ -167,6 +169,38 @@ def test_few_shapes_compile():
         lengths = [(int(rng.integers(40, 64)), rng.integers(1, 64, 8).tolist()) for _ in range(8)]
         shapes |= {micro.shape for micro in cut(groups_of(lengths, seed), 16384, 32)}
     assert shapes <= {(8, 8, 64, 32), (8, 8, 64, 64)}
+
+
+@given(st.lists(st.tuples(st.lists(LENGTHS, max_size=6)), min_size=2, max_size=3), st.integers(1, 600))
+def test_ranks_that_compute_together_have_equal_micro_batches(ranks, max_tokens):
+    """As many, of the same sizes; each rank's groups run once, and a rank with fewer has micro-batches without any."""
+    every = [groups_of(lengths, seed) for seed, (lengths,) in enumerate(ranks)]
+    meet = Meeting(len(every))
+    results = run_threads(len(every), lambda rank: cut(every[rank], max_tokens, 8, 1, meet))
+    assert len({tuple(micro.shape for micro in cuts) for cuts in results}) == 1
+    for groups, cuts in zip(every, results, strict=True):
+        assert sorted(index for micro in cuts for index in micro.groups) == list(range(len(groups)))
+        for micro in cuts:
+            batch = pad(micro, groups)
+            assert batch.input_ids.shape == (micro.count * micro.samples, micro.response_size)
+            assert batch.mask.sum() == sum(len(row) for index in micro.groups for row in groups[index].responses)
+
+
+class Meeting:
+    """Elementwise maximum over threads that stand for ranks."""
+
+    def __init__(self, ranks: int):
+        self.barrier, self.given = threading.Barrier(ranks), []
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        if self.barrier.wait() == 0:
+            self.given = []
+        self.barrier.wait()
+        self.given.append(numbers)
+        self.barrier.wait()
+        found = np.max(np.stack(self.given), 0)
+        self.barrier.wait()
+        return found
 
 
 def test_nothing_to_cut():

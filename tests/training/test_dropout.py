@@ -130,6 +130,7 @@ def test_gradients_are_slopes_of_the_oracle_with_the_same_masks(model, groups, w
             np.testing.assert_allclose(found, (ahead - behind) / 2e-6, rtol=0, atol=1e-5 * size * norm)
 
 
+@pytest.mark.slow
 def test_any_cut_gives_the_same_gradients(model, groups, weights, subject):
     subject.optimizer.updates = 2
     expected, whole = subject.updater(groups, 0.0, weights=weights), dict(subject.gradients)

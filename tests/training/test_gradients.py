@@ -107,7 +107,7 @@ def test_updates_with_adapters_lower_the_loss_and_leave_everything_else():
     model = SmallModel.random(4, vocab_size=32, adapter=ADAPTER)
     groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
     weights = rows_like(groups, lambda n: np.full(n, 1 / sum(len(r) for g in groups for r in g.responses)))
-    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, bucket=16)
+    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, bucket=16, moves=True)
     losses = [subject.updater(groups, 1e-2, weights=weights).loss for _ in range(20)]
     assert losses[-1] < 0.7 * losses[0]
     for spec in model.specs:

@@ -1,0 +1,77 @@
+"""Checks of settings for answers of older weights, and what is said of them."""
+
+from collections.abc import Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+from mindrlhf.algorithms.losses import POLICY_LOSSES
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.placement import SPLIT
+from mindrlhf.errors import UserError
+
+# Settings for rollouts of another distribution than the policy's that is updated: rounded otherwise, or older.
+CORRECTION: Mapping[str, Any] = MappingProxyType({"rollout_correction": {"level": "token"}})
+
+
+def check_staleness(config: GRPOSettings) -> None:
+    """Check that log-probs read before updates are those of the current weights."""
+    algorithm = config.algorithm
+    staleness = config.trainer.staleness
+    if staleness and algorithm.reads_policy and algorithm.updates_per_iteration == 1:
+        readers = {
+            "algorithm.policy_loss": POLICY_LOSSES.find(algorithm.policy_loss).selects,
+            "algorithm.advantage": algorithm.method.uses_teacher,
+            "algorithm.kl_in_reward": algorithm.kl_in_reward,
+            "algorithm.kl_target": algorithm.kl_target is not None,
+        }
+        key = next(key for key, reads in readers.items() if reads)
+        found = f"{key} is {attrgetter(key)(config)}, which reads log-probs of the weights that an update starts from"
+        right = "set algorithm.updates_per_iteration to 2 or more, or trainer.staleness to 0"
+        raise UserError(f"trainer.staleness is {staleness}, and {found}; {right}.")
+
+
+def check_parts(config: GRPOSettings) -> None:
+    """Check that answers can be drawn in parts, where `rollout.tokens_per_step` asks for it."""
+    tokens = config.rollout.tokens_per_step
+    if tokens is None:
+        return
+    given = f"rollout.tokens_per_step is {tokens}"
+    if not config.trainer.staleness:
+        found = "it limits what is drawn ahead of the step that trains on it, and trainer.staleness is 0"
+        raise UserError(f"{given}; {found}; set trainer.staleness to 1 or more.")
+    check_goes_on(config, given, ", or leave rollout.tokens_per_step out")
+
+
+def check_goes_on(config: GRPOSettings, given: str, otherwise: str = "") -> None:
+    """Check that a run can go on with unfinished answers.
+
+    given: what makes them. otherwise: another way out.
+    """
+    rollout = config.rollout
+    split = config.trainer.placement == SPLIT
+    refused = {
+        "dynamic_sampling.enabled": (config.dynamic_sampling.enabled, "an unfinished group has no spread yet", False),
+        "rollout.environment": (rollout.environment, "conversations are drawn in one step", "null"),
+        "rollout.tools": (rollout.tools, "conversations are drawn in one step", "[]"),
+        "rollout.routing_replay": (rollout.records_routing, "each part of an answer has its own routing", "off"),
+        "trainer.placement": (split, "answers go on where the ranks train, too", "colocated"),
+    }
+    for key, (asked, reason, right) in refused.items():
+        if asked:
+            found = f"{key} is {attrgetter(key)(config)}, where {reason}"
+            raise UserError(f"{given}, and {found}; set {key} to {right}{otherwise}.")
+
+
+def said_of_staleness(config: GRPOSettings) -> str:
+    """Say in one sentence how old answers are, and what corrects for it."""
+    steps = config.trainer.staleness
+    correction = config.rollout_correction
+    before = f"weights of {'up to ' if config.rollout.tokens_per_step else ''}{steps} step{'s' * (steps > 1)} before"
+    old = f"trainer.staleness {steps}: answers are drawn with {before}"
+    if tokens := config.rollout.tokens_per_step:
+        old += f", in parts: equal shares of {tokens} tokens a step, its own answers whole (rollout.tokens_per_step)"
+    if correction.level is None:
+        return f"{old}, and rollout_correction.level null does not correct for it"
+    weights = f"{correction.level} importance weights, mode {correction.mode}, up to {correction.upper:g}"
+    return f"{old}; rollout_correction corrects for it by {weights}"

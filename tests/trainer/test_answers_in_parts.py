@@ -1,0 +1,199 @@
+"""Runs whose answers are drawn in parts: each token by the weights of its step, and nothing lost."""
+
+import random
+
+import jobs
+import numpy as np
+import phases
+import pytest
+import reference_model
+from safetensors.numpy import load_file
+
+from mindrlhf.checkpoint.hf_tensors import split
+from mindrlhf.configs.model_yaml import load_model_yaml
+from mindrlhf.errors import UserError
+from mindrlhf.flags import TrainFlags
+from mindrlhf.models.parameters import parameter_table
+from mindrlhf.trainer.check import read_settings
+
+STEPS, NEW, SAMPLES = 4, 8, 2
+QUOTA = 56
+# Shapes of the long run of test_staleness.py, whose graphs serve here too.
+SMALL = (
+    *("optimizer.lr=1e-2", "optimizer.eps=1e-5", "train.length_bucket=48", "train.max_tokens_per_micro_batch=240"),
+    *("algorithm.beta=0", f"rollout.max_new_tokens={NEW}", f"rollout.num_generations={SAMPLES}"),
+    "algorithm.updates_per_iteration=2",
+    *(f"{role}_yaml.model.model_config.num_layers=1" for role in ("train", "infer")),
+    *("trainer.progress=False", "trainer.loggers=[jsonl]", "rollout_correction.level=token"),
+)
+IN_PARTS = ("trainer.staleness=2", f"rollout.tokens_per_step={QUOTA}")
+
+
+def argv(task: jobs.Task, folder, *settings: str, **flags) -> list[str]:
+    return task.train(folder, *SMALL, f"trainer.total_steps={STEPS}", *settings, **flags)
+
+
+def train(task, folder, *settings: str, **flags) -> jobs.Run:
+    assert jobs.call(argv(task, folder, *settings, **flags)) == 0
+    return jobs.Run(folder)
+
+
+def versions(run: jobs.Run) -> list[tuple[int, list[list[int]]]]:
+    """Of each step, the step whose weights drew each token of each answer."""
+    found = []
+    for step, experiences in run.rollouts:
+        rows = [one.row("policy_steps") for e in experiences for one in e.group.rollouts]
+        found.append((step, [row.tolist() for row in rows]))
+    return found
+
+
+def assert_same(run: jobs.Run, other: jobs.Run) -> None:
+    assert run.responses == other.responses
+    assert versions(run) == versions(other)
+    np.testing.assert_equal(run.kept_metrics, other.kept_metrics)
+    name = "ckpt/hf/model.safetensors"
+    assert (run.folder / name).read_bytes() == (other.folder / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(task, tmp_path_factory) -> jobs.Run:
+    return train(task, tmp_path_factory.mktemp("whole"), *IN_PARTS, "trainer.save_freq=1")
+
+
+def test_every_token_has_the_probability_of_the_weights_of_its_step(task, whole):
+    """Of all tokens before it too: against float64, with the weights that checkpoints hold."""
+    config = load_model_yaml(task.folder / "train.yaml").architecture().model_copy(update={"num_layers": 1})
+    folders = {step + 1: whole.folder / f"ckpt/step_{step:06}/rank_0" for step in range(1, STEPS)}
+    arrays = {step: load_file(folder / "model.safetensors") for step, folder in folders.items()}
+    table = parameter_table(config)
+    weights = {step: dict(one for spec in table for one in split(spec, arrays[step][spec.name])) for step in arrays}
+    checked = 0
+    for _, experiences in whole.rollouts:
+        for e in experiences:
+            for rollout in e.group.rollouts:
+                ids = np.concatenate([e.group.prompt.token_ids, rollout.response_ids])
+                steps = rollout.row("policy_steps")
+                for version in {*steps} - {1}:
+                    logits = reference_model.logits(config, weights[version], ids[:-1])[-len(steps) :]
+                    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+                    own = steps == version
+                    expected = log_probs[np.arange(len(steps)), rollout.response_ids][own]
+                    np.testing.assert_allclose(rollout.row("policy_log_probs")[own], expected, atol=2e-4)
+                    checked += own.sum()
+    assert checked > 50
+
+
+def test_metrics_tell_how_old_tokens_are(whole):
+    rows = whole.metrics
+    for (step, answers), row in zip(versions(whole), rows, strict=True):
+        spans = [one[-1] - one[0] + 1 for one in answers]
+        assert row["sample/stale_tokens"] == sum(version < step for one in answers for version in one)
+        assert row["sample/trajectory_spans_mean"] == np.mean(spans)
+        assert row["sample/trajectory_spans_max"] == max(spans)
+    assert max(row["sample/trajectory_spans_max"] for row in rows) > 1
+    assert rows[-1]["sample/unfinished"] == 0 < rows[0]["sample/unfinished"]
+    assert sum(row["sample/drawn_tokens"] for row in rows) == sum(len(one[3]) for one in whole.responses)
+
+
+REFUSED = {
+    "trainer.staleness=0": "it limits what is drawn ahead of the step that trains on it",
+    "dynamic_sampling.enabled=True": "dynamic_sampling.enabled is True, where an unfinished group has no spread yet",
+    "rollout.tools=[python]": "rollout.tools is .*, where conversations are drawn in one step",
+    "rollout.routing_replay=rollout": "rollout.routing_replay is rollout, where each part",
+    "trainer.placement=split": "trainer.placement is split, where answers go on where the ranks train",
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_does_not_go_with_it_is_named(given):
+    with pytest.raises(UserError, match=f"rollout.tokens_per_step is 9.*{REFUSED[given]}"):
+        read_settings(
+            TrainFlags(load_sft_checkpoint_train="model", overrides=(*IN_PARTS[:1], "rollout.tokens_per_step=9", given))
+        )
+
+
+# --- whole runs against each other ---
+
+
+@pytest.mark.slow
+def test_a_quota_that_no_batch_fills_is_the_staleness_itself(task, tmp_path):
+    parts = train(task, tmp_path / "parts", "trainer.staleness=2", "rollout.tokens_per_step=100000")
+    behind = train(task, tmp_path / "behind", "trainer.staleness=2")
+    assert parts.responses == behind.responses
+    np.testing.assert_array_equal(parts.column("actor/loss"), behind.column("actor/loss"))
+    assert parts.column("sample/trajectory_spans_max").tolist() == [1] * STEPS
+    assert parts.weights.keys() == behind.weights.keys()
+    for name, array in parts.weights.items():
+        np.testing.assert_array_equal(array, behind.weights[name])
+
+
+@pytest.mark.slow
+def test_a_quota_that_every_step_fills_is_no_staleness(task, tmp_path):
+    parts = train(task, tmp_path / "parts", "trainer.staleness=2", "rollout.tokens_per_step=1")
+    fresh = train(task, tmp_path / "fresh")
+    assert parts.responses == fresh.responses
+    assert parts.column("sample/stale_tokens").tolist() == [0] * STEPS
+    for name, array in parts.weights.items():
+        np.testing.assert_array_equal(array, fresh.weights[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["rollout.max_slots=3", "rollout.speculation=False", "memory.swap=True"])
+def test_slots_drafts_and_swap_change_no_token(task, whole, tmp_path, setting):
+    run = train(task, tmp_path, *IN_PARTS, setting)
+    assert versions(run) == versions(whole)
+    assert run.responses == whole.responses
+    np.testing.assert_allclose(run.column("actor/loss"), whole.column("actor/loss"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_replay_gives_the_same_weights(task, whole, tmp_path):
+    record = whole.folder / "rollouts.mindrecord"
+    again = train(task, tmp_path, *IN_PARTS, replay=record, mind_dataset_dir=None, save_data_file=None)
+    for name, array in again.weights.items():
+        np.testing.assert_array_equal(array, whole.weights[name])
+    for name in ("sample/stale_tokens", "sample/trajectory_spans_max"):
+        assert again.column(name).tolist() == whole.column(name).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(10))
+def test_killed_anywhere(task, whole, tmp_path, case):
+    rng = random.Random(f"in parts {case}")
+    command = argv(task, tmp_path / "run", *IN_PARTS, "trainer.save_freq=1", resume_training="auto")
+    for step in sorted(rng.sample(range(1, STEPS + 1), 2)):
+        phase = rng.choice(("generate", "update", "save", "report"))
+        phases.kill_in(command, tmp_path / "phases", phase, step, rng)
+    phases.to_the_end(command, tmp_path / "phases")
+    assert_same(jobs.Run(tmp_path / "run"), whole)
+
+
+@pytest.mark.slow
+def test_a_run_without_parts_goes_on_with_what_is_unfinished(task, whole, tmp_path):
+    two = f"{whole.folder}/ckpt/step_000002"
+    settings = ("trainer.staleness=0", "rollout.tokens_per_step=null")
+    output = phases.to_the_end(argv(task, tmp_path / "run", *settings, resume_training=two), tmp_path / "phases")
+    assert "rollout.tokens_per_step 56 -> null" in output
+    run = jobs.Run(tmp_path / "run")
+    assert [step for step, _ in run.rollouts] == [3, 4]
+    ours, theirs = (dict(versions(one)) for one in (run, whole))
+    for mine, its in zip(ours[3], theirs[3], strict=True):
+        begun = [version for version in its if version < 3]
+        assert mine[: len(begun)] == begun
+        assert set(mine[len(begun) :]) <= {3}
+    refused = ("dynamic_sampling.enabled=True", *settings)
+    folder = tmp_path / "other"
+    with pytest.raises(AssertionError, match=r"holds unfinished answers, and dynamic_sampling.enabled is True"):
+        phases.to_the_end(argv(task, folder, *refused, resume_training=two), tmp_path / "refused")
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_two_ranks_draw_the_same_parts(task, whole, tmp_path):
+    ranks = tuple(f"{role}_yaml.parallel_config.data_parallel=2" for role in ("train", "infer"))
+    jobs.train_apart(argv(task, tmp_path, *IN_PARTS, *ranks), 2, timeout=400)
+    two = jobs.Run(tmp_path)
+    assert versions(two) == versions(whole)
+    assert two.responses == whole.responses
+    for name in ("actor/loss", "actor/grad_norm", "sample/stale_tokens", "sample/drawn_tokens"):
+        np.testing.assert_allclose(two.column(name), whole.column(name), rtol=1e-4, atol=1e-7, err_msg=name)
