@@ -31,6 +31,7 @@ REQUIRES = [
     "tensorboardX>=2.6.2",
     "crc32c>=2.4",  # without it tensorboardX sums every byte in Python, milliseconds of each step
     "matplotlib>=3.9",  # curves
+    "pillow>=10.3",  # decodes image files; earlier ones have known holes. The resize, whose bits change, is our own
     "pyarrow>=16,<26",  # parquet files; 26 needs NumPy 2, without saying so to pip
     "pandas>=2.2,<3.1",  # never imported here: 3.1, which `datasets` brings, needs NumPy 2 and would break beside us
 ]
@@ -76,6 +77,7 @@ setup(
     package_dir={"mindrlhf.examples": "examples", "mindrlhf.model_configs": "model_configs"},
     package_data={
         "mindrlhf": ["py.typed"],
+        "mindrlhf.acceptance": ["answers/*.json", "page/*"],
         "mindrlhf.algorithms": ["options.yaml"],
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
         "mindrlhf.checkpoint": ["peft_config.yaml", "model_card.md.jinja"],
@@ -96,6 +98,7 @@ setup(
         "trackers": ["wandb", "swanlab", "mlflow>=3", "trackio"],
         # Alongside a program for TRL: rows as `datasets.Dataset`, `LoraConfig`, tokenizers as `processing_class`.
         "trl": ["trl>=1.0", "datasets>=4", "peft>=0.17", "transformers>=4.57"],
+        "ray": ["ray>=2.40,<3"],  # `mindrlhf launch --with ray`
         "types": ["mypy>=2.4,<2.5"],  # another version finds other mistakes
     },
     entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:run"]},

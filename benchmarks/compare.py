@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chart import bars, growth
-from comparison_jobs import JOBS, ComparedJob
+from comparison_jobs import FAMILIES, JOBS, ComparedJob
 from comparison_table import FLOAT32, OURS, Outcome, as_outcome, markdown
 from machine import Moment
 from work import loaded_prompts
@@ -236,28 +236,32 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
                 last = (done.stderr.strip() or "no output").splitlines()[-1]
                 raise UserError(f"the peer's script could not write the model of {name}: {last}")
             (folder / MODEL_MARK).write_text(json.dumps(wanted))
-    folder = with_head_norms(folder) if job.head_norms else folder
+    folder = in_family(folder, job.family) if job.family != "qwen2" else folder
     return ending_earlier(folder, job.end_probability) if job.end_probability else folder
 
 
-def with_head_norms(folder: Path) -> Path:
-    """Copy a Qwen2 model folder to Qwen3's shape: norms of heads, drawn around 1, and no biases."""
+def in_family(folder: Path, family: str) -> Path:
+    """Copy a Qwen2 model folder to another family of `FAMILIES`.
+
+    What it lacks is drawn: norms around 1, matrices as transformers does.
+    """
     from mindrlhf.checkpoint.hf import read_hf_config
     from mindrlhf.checkpoint.weight_source import open_weights
     from mindrlhf.models.parameters import parameter_table
 
     before = read_hf_config(folder)
-    config = before.model_copy(update={"family": "qwen3", "qk_norm": True, "attention_bias": False})
+    config = before.model_copy(update={"family": family, **FAMILIES[family]})
     weights = open_weights(str(folder), before)
     known = {spec.name for spec in parameter_table(before)}
     rng = np.random.default_rng(0)
 
     def drawn(spec):
-        return (1 + 0.1 * rng.standard_normal(spec.shape)).astype(np.float32)
+        mean, deviation = (1.0, 0.1) if spec.kind == "norm" else (0.0, 0.02)
+        return (mean + deviation * rng.standard_normal(spec.shape)).astype(np.float32)
 
     table = parameter_table(config)
     arrays = (weights.read(spec.name) if spec.name in known else drawn(spec) for spec in table)
-    return copied(folder, folder.with_name(f"{folder.name}-head-norms"), config, zip(table, arrays, strict=True))
+    return copied(folder, folder.with_name(f"{folder.name}-{family}"), config, zip(table, arrays, strict=True))
 
 
 def ending_earlier(folder: Path, probability: float) -> Path:

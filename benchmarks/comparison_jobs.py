@@ -2,6 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+# Families of the same sizes: changes to the configuration of Qwen2, whose models the peer's script builds.
+_QWEN3 = {"qk_norm": True, "attention_bias": False}
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 352, "norm_topk_prob": True}
+FAMILIES: dict[str, dict[str, Any]] = {"qwen2": {}, "qwen3": _QWEN3, "qwen3_moe": {**_QWEN3, **EXPERTS}}
 
 GROWTH = (4, 8, 16, 32)  # samples of a prompt
 
@@ -15,7 +21,7 @@ class ComparedJob:
     measured with each, its fastest counts for time and its smallest for memory. tokens: maximum of our micro-batches;
     one size counts for both. goals: `step`, `gen`, `memory` -> greatest ratio.
     end_probability: chance of the end token at each position, set in the random weights; 0 leaves them alone.
-    head_norms: the model gets norms of heads and loses its biases, as in Qwen3.
+    family: of `FAMILIES`; what the peer's model lacks is drawn.
     steps: including two that are left out; more for jobs with more shapes to compile first.
     """
 
@@ -28,7 +34,7 @@ class ComparedJob:
     goals: Mapping[str, float] = field(default_factory=dict)
     fixed_length: bool = True
     end_probability: float = 0.0
-    head_norms: bool = False
+    family: str = "qwen2"
     steps: int = 8
 
     @property
@@ -44,7 +50,10 @@ JOBS: dict[str, ComparedJob] = {
     "reference": ComparedJob(
         "8 prompts x 64 tokens, 8 samples x 64", goals={"step": 0.50, "gen": 0.55, "memory": 1.0}
     ),
-    "qwen3": ComparedJob("the same with Qwen3's norms of heads, no biases", goals={"step": 0.38}, head_norms=True),
+    "qwen3": ComparedJob("the same with Qwen3's norms of heads, no biases", goals={"step": 0.38}, family="qwen3"),
+    "experts": ComparedJob(
+        "the same with 16 experts of 352 columns, 2 for a token", goals={"step": 0.50}, family="qwen3_moe"
+    ),
     "reference-bfloat16": ComparedJob(
         "the same, the peer in bfloat16 and ours in float32", peer=("--dtype", "bf16"), goals={"step": 1.0}
     ),

@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from comparison_jobs import FAMILIES
 from machine import Moment, peak_mib, seconds_since_start
 from work import Work, prepare
 
@@ -57,7 +58,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     group.add_argument("--kv-heads", type=int, default=2)
     group.add_argument("--intermediate", type=int, default=704)
     group.add_argument("--model-vocab", type=int, default=0, help="embedding rows; 0: tokenizer size, rounded up to 64")
-    group.add_argument("--family", choices=("qwen2", "qwen3"), default="qwen2", help="qwen3: norms of heads, no biases")
+    families = "qwen3: norms of heads, no biases; qwen3_moe: 16 experts too"
+    group.add_argument("--family", choices=FAMILIES, default="qwen2", help=families)
     group.add_argument("--untie", action="store_true", help="a head of its own (default: the embedding)")
     group.add_argument("--load", default="", help="directory with model, tokenizer and prompts.jsonl instead")
     group = parser.add_argument_group("data")

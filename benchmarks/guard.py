@@ -114,7 +114,7 @@ def side(name: str, tree: Path, job: ComparedJob, args: argparse.Namespace) -> S
     """One tree's side of a job; the script finds the package beside itself."""
     given = {**job.model, **job.work, "--micro-batch": str(job.tokens), "--dtype": args.dtype}
     given |= {"--steps": str(job.steps), "--warmup": str(WARMUP), "--threads": str(args.threads)}
-    given |= {"--max-others": str(args.max_others), "--family": "qwen3" if job.head_norms else "qwen2"}
+    given |= {"--max-others": str(args.max_others), "--family": job.family}
     flags = [word for pair in given.items() for word in pair] + ["--fixed-length"] * job.fixed_length
     command = [sys.executable, str(tree / "benchmarks" / "grpo_step.py"), *flags, "--quiet"]
     return Side(name, lambda path: [*command, "--json", str(path), *args.overrides])

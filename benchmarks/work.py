@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from comparison_jobs import EXPERTS, FAMILIES
 
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.model import ModelConfig
@@ -19,6 +20,7 @@ from mindrlhf.shapes import round_up
 
 REWARD = Path(__file__).with_name("digit_reward.py")
 PROMPTS_FILE = "prompts.jsonl"
+KINDS = {"qwen2": {"type": "LlamaConfig"}, "qwen3": {"type": "Qwen3Config"}, "qwen3_moe": {"model_type": "qwen3_moe"}}
 NAMES = ("Anna", "Boris", "Chen", "Dana", "Emil", "Fatima", "Goran", "Hana")
 THINGS = ("eggs", "stamps", "candles", "tickets", "ropes", "bottles", "bricks", "letters")
 
@@ -89,11 +91,10 @@ def _settings(args: argparse.Namespace) -> list[str]:
 
 
 def _model(args: argparse.Namespace, tokenizer: Tokenizer) -> ModelConfig:
-    """Build a configuration of Qwen2's or Qwen3's shape, for random weights."""
+    """Build a configuration of a family's shape, for random weights."""
     return ModelConfig(
         family=args.family,
-        qk_norm=args.family == "qwen3",
-        attention_bias=args.family == "qwen2",
+        **FAMILIES[args.family],
         vocab_size=args.model_vocab or round_up(tokenizer.size, 64),
         hidden_size=args.hidden,
         intermediate_size=args.intermediate,
@@ -168,11 +169,12 @@ def _write_yaml(path: Path, model: ModelConfig, args: argparse.Namespace, seq_pa
     """Write a model YAML, which is JSON here."""
     shape = {key: getattr(model, field) for key, field in SHAPE_FIELDS.items()}
     shape |= {
-        "type": "Qwen3Config" if model.family == "qwen3" else "LlamaConfig",
+        **KINDS.get(model.family, KINDS["qwen2"]),
         "max_position_embedding": model.max_position_embeddings,
         "eos_token_id": list(model.eos_token_ids),
         "compute_dtype": args.dtype,
     }
+    shape |= {name: getattr(model, name) for name in EXPERTS if model.num_experts}
     layout = {"data_parallel": args.data_parallel, "model_parallel": args.model_parallel}
     layout["use_seq_parallel"] = seq_parallel
     content = {"model": {"model_config": shape}, "parallel_config": layout, "context": {"device_target": "CPU"}}

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # A small Qwen2-shaped model learns arithmetic word problems by GRPO: from an empty folder to a reward curve.
 #
-#   bash scripts/quickstart.sh [--seed N] [--out DIR] [--steps N]
+#   bash scripts/quickstart.sh [--seed N] [--out DIR] [--steps N] [--model NAME]
 #
 # --seed   of the problems, the first weights and everything drawn (default 0)
 # --out    folder of all that is written (default out/quickstart in the project's folder)
 # --steps  of GRPO (default: trainer.total_steps of quickstart_grpo.yaml)
+# --model  the model's shape is in model_configs/qwen_grpo/{finetune,predict}_NAME.yaml (default qwen2_tiny; qwen3_moe_tiny has
+#          eight experts, of which two compute a token)
 #
-# The settings are in examples/qwen_grpo_tutorial/quickstart_{sft,grpo}.yaml, the model's shape in
-# model_configs/qwen_grpo/{finetune,predict}_qwen2_tiny.yaml.
+# The settings are in examples/qwen_grpo_tutorial/quickstart_{sft,grpo}.yaml.
 set -euo pipefail
 
+model=qwen2_tiny
 source "$(dirname "${BASH_SOURCE[0]}")/quickstart_parts.sh"
 
 step "Arithmetic word problems in GSM8K's format, and a tokenizer that has learnt from them"
@@ -26,7 +28,7 @@ done
 
 # Three in four demonstrations of two-step problems stop after step one: imitation learns that, reward unlearns it.
 step "Warm start: supervised fine-tuning of random weights on careless demonstrations"
-mindrlhf sft "${tokenizer[@]}" --sft_path_train "$models/finetune_qwen2_tiny.yaml" \
+mindrlhf sft "${tokenizer[@]}" --sft_path_train "$models/finetune_$model.yaml" \
     --sft_config "$example/quickstart_sft.yaml" --mind_dataset_dir "$out/data/demonstrations.mindrecord" \
     --save_ckpt_dir "$out/sft" --output_dir "$out/sft" seed="$seed"
 
@@ -36,7 +38,7 @@ before=$accuracy
 
 step "GRPO"
 msrun --worker_num=1 --local_worker_num=1 --join=True --log_dir="$out/grpo/log" "$example/grpo_one_stage.py" \
-    --sft_path_infer "$models/predict_qwen2_tiny.yaml" --sft_path_train "$models/finetune_qwen2_tiny.yaml" \
+    --sft_path_infer "$models/predict_$model.yaml" --sft_path_train "$models/finetune_$model.yaml" \
     --grpo_config "$example/quickstart_grpo.yaml" --load_sft_checkpoint_infer "$out/sft/hf" \
     --mind_dataset_dir "$out/data/train.mindrecord" --save_data_file "$out/grpo/rollouts.mindrecord" \
     --save_ckpt_dir "$out/grpo" --output_dir "$out/grpo" seed="$seed" ${steps:+trainer.total_steps="$steps"}

@@ -1,7 +1,7 @@
 # What the quick starts have in common; they source it: options, title lines, environment.
 #
-# Sets root (also the current folder), example, models, seed, out and steps; --minutes is an option of a script that sets
-# minutes before.
+# Sets root (also the current folder), example, models, seed, out and steps; --minutes and --model are options of a script that
+# sets minutes or model before.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 example=examples/qwen_grpo_tutorial
@@ -9,7 +9,7 @@ models=model_configs/qwen_grpo
 script=$(basename "$0")
 seed=0 out=out/${script%.sh} steps=""
 refuse() {
-    echo "$script: $1; give --seed N, --out DIR${minutes:+, --minutes N} or --steps N" >&2
+    echo "$script: $1; give --seed N, --out DIR${minutes:+, --minutes N}${model:+, --model NAME} or --steps N" >&2
     exit 2
 }
 while (($#)); do
@@ -17,12 +17,14 @@ while (($#)); do
         --seed=[0-9]*) seed=$2 ;;
         --steps=[1-9]*) steps=$2 ;;
         --minutes=[1-9]*) [[ -n ${minutes:-} ]] || refuse "--minutes is not understood"; minutes=$2 ;;
+        --model=?*) [[ -n ${model:-} ]] || refuse "--model is not understood"; model=$2 ;;
         --out=?*) out=$(realpath -m "$2") ;;
         *) refuse "$1 ${2-} is not understood" ;;
     esac
     shift 2
 done
-[[ $seed$steps${minutes:-} =~ ^[0-9]+$ ]] || refuse "all but --out are whole numbers"
+[[ $seed$steps${minutes:-} =~ ^[0-9]+$ ]] || refuse "--seed, --steps and --minutes are whole numbers"
+[[ -z ${model:-} || -f $root/$models/finetune_$model.yaml ]] || refuse "$models/finetune_$model.yaml does not exist"
 
 source "$root/scripts/steps.sh"
 trap 'exit 130' INT # after Ctrl-C msrun itself ends as if all were well

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Rooms whose tests compile graphs, train, or run whole commands; tests of others are marked `fast`.
 COMPILING = {
     *("backend", "models", "parallel", "rollout", "training", "trainer", "memory", "commands", "docs", "examples"),
-    *("benchmarks", "scripts", "hostile", "judging"),
+    *("benchmarks", "scripts", "hostile", "judging", "acceptance"),
 }
 
 # Files of other rooms that train, download, or wait for processes: 7 s of a processor or more, or a second a test.

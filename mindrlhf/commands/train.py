@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sft_path_infer", help=predict)
     split = "parallel_config.model_parallel of generation; its other ranks are data-parallel"
     add("--infer_tensor_parallel", type=int, metavar="N", help=f"{split} (default: --tensor_parallel)")
+    apart = "of the processes, on which nothing else runs (trainer.placement=split)"
+    add("--trainer_ranks", type=int, metavar="N", help=f"train on the first N {apart}")
+    add("--generator_ranks", type=int, metavar="N", help=f"generate on the last N {apart}")
     add_model_arguments(parser)
     add("--mind_dataset_dir", help="prompt MindRecord; or rows as `mindrlhf data` reads them, a hub's dataset too")
     add("--grpo_config", help=f"YAML of GRPO settings, or one of {presets}")

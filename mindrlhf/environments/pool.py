@@ -13,8 +13,8 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import NoneType
@@ -230,22 +230,25 @@ class EnvironmentPool(AbstractContextManager):
             self._replace_server()
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
-        with theirs, self._ending_a_stopped_server():
-            socket.send_fds(self._control, [json.dumps(number).encode()], [theirs.fileno()])
+        with theirs:
+            if not self._told(number, theirs):
+                self._replace_server()
+                self._told(number, theirs)
         return ConversationPeer(ours, number, self._timeout_s)
 
-    @contextmanager
-    def _ending_a_stopped_server(self) -> Iterator[None]:
-        """End a server that does not read what the body sends.
+    def _told(self, number: int, *sockets: socket.socket) -> bool:
+        """Send the server a number, and its sockets; False if it has died.
 
-        The next conversation begins another one.
+        One that does not read is ended.
         """
         try:
-            yield
+            socket.send_fds(self._control, [json.dumps(number).encode()], [one.fileno() for one in sockets])
         except TimeoutError:
             self._server.leave()
-        except OSError:  # it has died
-            pass
+            return False
+        except OSError:
+            return False
+        return True
 
     def _replace_server(self) -> None:
         """Start another server; conversations that the former one has begun go on."""
@@ -293,8 +296,7 @@ class EnvironmentPool(AbstractContextManager):
     def _drop(self, peer: ConversationPeer | None) -> None:
         if peer:
             peer.close()
-            with self._ending_a_stopped_server():
-                self._control.send(json.dumps(peer.number).encode())
+            self._told(peer.number)
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings
 from mindrlhf.configs.sft import SFTSettings
@@ -12,7 +13,9 @@ from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
 from mindrlhf.evaluation.pass_at_k import validation_metrics
 from mindrlhf.files.naming import TEXT, VALIDATION_FOLDER, step_path
 from mindrlhf.job import Objects
+from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics.progress import Progress
+from mindrlhf.phases import VALIDATION_CACHE
 from mindrlhf.rewards.runner import open_rewards
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.engine import Engine
@@ -41,6 +44,26 @@ class Validation:
         if self.folder:
             write_answers(step_path(self.folder, step, TEXT), answers)
         return validation_metrics(answers)
+
+    def register(self, residency: Residency) -> None:
+        """Let the cache of the answers leave memory in other phases."""
+        residency.add(VALIDATION_CACHE, self.evaluator.engine.cache.parameters, zeros=True)
+
+
+@dataclass(frozen=True)
+class ToldValidation:
+    """Evaluation on some ranks, whose metrics all ranks are told.
+
+    own: None on the other ranks. root: a rank that has it.
+    """
+
+    own: Validation | None
+    collectives: Collectives
+    root: int
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Evaluate, or wait for the metrics; every rank calls it."""
+        return self.collectives.broadcast_object(self.own(step) if self.own else None, self.root)
 
 
 def open_validation(

@@ -4,16 +4,12 @@ No text of a run becomes markup: `<`, `>` and `&` are escapes in the JSON, the s
 and the page's own policy allows no further scripts except those that it loads itself: packed answers of a large report.
 """
 
-import base64
-import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined
 
 from mindrlhf.files.json import finite
 from mindrlhf.files.printable import printable
@@ -24,6 +20,7 @@ from mindrlhf.report.charts import COST, LEARNING, chart_data, curves
 from mindrlhf.report.distributions import distributions
 from mindrlhf.report.facts import facts
 from mindrlhf.report.run import RunOutputs, differing
+from mindrlhf.report.self_contained import fill_page
 
 MOST_INSIDE = 16 * 2**20  # characters of packed answers in the page itself; more are files in a folder next to it
 # The parts of the page's script, in order: together they are one function.
@@ -123,14 +120,11 @@ def render(
     template, style = ((page / name).read_text("utf-8") for name in ("report.html.jinja", "report.css"))
     parts = [(page / "script" / f"{name}.js").read_text("utf-8") for name in SCRIPTS]
     script = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    html = environment.from_string(template).render(
-        title=printable(", ".join(run.label for run in runs)),
-        data=to_json({**report_data(runs), "folder": folder, "refresh_s": refresh_s}),
-        chunks=chunks if inside else {},
-        script=script,
-        style=style,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
+    values = {
+        "title": printable(", ".join(run.label for run in runs)),
+        "data": to_json({**report_data(runs), "folder": folder, "refresh_s": refresh_s}),
+        "chunks": chunks if inside else {},
+    }
+    html = fill_page(template, style, script, values)
     files = {} if inside else {f"{name}.js": f'reportChunk("{name}","{packed}")\n' for name, packed in chunks.items()}
     return Page(html, files)

@@ -247,17 +247,22 @@ def test_the_end_token_is_drawn_now_and_then(peer, tmp_path):
     np.testing.assert_allclose((logits[:, end] - others).mean(), np.log(0.1 / 0.9), atol=0.1)
 
 
-def test_a_model_gets_head_norms_and_loses_its_biases(peer, tmp_path):
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_model_gets_what_its_family_has_and_loses_its_biases(peer, tmp_path, family):
     folder = tmp_path / "model"
     shutil.copytree(peer.with_name("exported"), folder)
-    copy = compare.with_head_norms(folder)
+    copy = compare.in_family(folder, family)
     model = read_hf_config(copy)
-    assert (model.family, model.qk_norm, model.attention_bias) == ("qwen3", True, False)
+    assert (model.family, model.qk_norm, model.attention_bias) == (family, True, False)
     before, after = ({name: stored.read() for name, stored in index_weights(f).items()} for f in (folder, copy))
     norms = {name for name in after if name.endswith(("q_norm.weight", "k_norm.weight"))}
     assert len(norms) == 2 * model.num_layers
-    assert set(after) - norms == {name for name in before if not name.endswith(".bias")}
-    for name in set(after) - norms:
+    kept = {name for name in before if not name.endswith(".bias") and (family == "qwen3" or ".mlp." not in name)}
+    drawn = {name for name in after if ".mlp.gate." in name or ".mlp.experts." in name}
+    assert model.num_experts == (0 if family == "qwen3" else 16)
+    assert len(drawn) == (0 if family == "qwen3" else model.num_layers * (1 + 3 * 16))
+    assert set(after) == kept | norms | drawn
+    for name in kept:
         np.testing.assert_array_equal(after[name], before[name])
 
 

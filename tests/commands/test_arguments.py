@@ -31,14 +31,14 @@ def needed(parser: Parser, without: argparse.Action | None = None) -> list[str]:
     for action in parser._actions:
         if action.option_strings and action.required and action is not without:
             words.append(f"{action.option_strings[0]}={_value(action)}")
-        elif not action.option_strings and action.nargs != "*":
+        elif not action.option_strings and action.nargs not in ("*", argparse.REMAINDER):  # which follows the flags
             words.append("somewhere")
     return words
 
 
 def _value(action: argparse.Action) -> str:
     if action.choices:
-        return list(action.choices)[-1]
+        return [choice for choice in action.choices if choice != action.default][-1]
     if action.metavar == "JSON":
         return '{"a": 1}'
     return {int: "7", float: "0.25", inches: "7x5"}.get(action.type, "True")

@@ -44,6 +44,7 @@ def test_a_run_is_that_of_the_folder(task, model, file, tmp_path):
         np.testing.assert_array_equal(second[name], array)
 
 
+@pytest.mark.slow
 def test_other_commands_read_it(task, model, file, tmp_path, capsys):
     answers = []
     for name, path in (("folder", model), ("file", file)):

@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from small_model import EXPERTS, small_config
 
-from mindrlhf.records.formats import write_record
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.errors import UserError
+from mindrlhf.records.formats import read_record, write_record
 from mindrlhf.records.rows import rows_of
+from mindrlhf.run.training_data import check_recorded, fits_routing
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
@@ -48,3 +52,30 @@ def test_steps_that_do_not_divide(task, output, refused, record):
 
 def test_missing_file(task, output, refused, tmp_path):
     refused(task.train(output, replay=tmp_path / "none.mindrecord"), "none.mindrecord: no such MindRecord file")
+
+
+@pytest.mark.parametrize(
+    ("width", "largest", "fits"), [(6, 7, True), (6, 5, True), (6, 8, False), (4, 5, False), (0, 5, False)]
+)
+def test_routing_is_one_of_the_model_s(width, largest, fits):
+    """Of three layers with experts, of which two compute a token; the number of experts, 7, stands for none."""
+    model = small_config(**EXPERTS | {"num_experts": 7, "decoder_sparse_step": 1})
+    routing = np.zeros((3, width), np.uint8)
+    routing[1:, :1] = largest
+    tokens = {"routing": routing, "prompt_routing": routing[:1]}
+    prompt = Prompt(0, np.array([5, 6], np.int32), {})
+    rollouts = (Rollout(0, 0, np.array([7, 8, 9], np.int32), "length", 0, tokens),)
+    rewards = np.zeros(1)
+    group = Experience(RolloutGroup(prompt, rollouts), rewards, {"gsm8k": rewards}, np.zeros(1, np.float32), 1)
+    assert fits_routing(group, model) == fits
+
+
+def test_without_the_routing_that_is_to_be_replayed(record):
+    recorded = read_record(record([7, 8]))
+    config = load_grpo_config(None, ["rollout.routing_replay=rollout"])
+    model = small_config(**EXPERTS)
+    with pytest.raises(
+        UserError, match=r"step 1 has a response without the routing of this model's experts, .* set old"
+    ):
+        check_recorded(recorded, "recorded.mindrecord", 1, config, model)
+    check_recorded(recorded, "recorded.mindrecord", 1, load_grpo_config(None, ["rollout.routing_replay=old"]), model)

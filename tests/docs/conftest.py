@@ -20,7 +20,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 
 # In place of the numbers that a model YAML has; 8 tensor-parallel ranks divide them.
-SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 8, "n_kv_heads": 4, "vocab_size": 512}
+SHAPE = {"hidden_size": 128, "intermediate_size": 64, "num_heads": 8, "n_kv_heads": 4, "vocab_size": 512}
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")  # of the real vocabulary
 
 # As verl's examples begin a training, and as MindRLHF's master sets one up.

@@ -44,6 +44,13 @@ NOT_HERE = {
     "time OMP_NUM_THREADS=1 bash scripts/quickstart.sh": "as bash scripts/quickstart.sh",
     "msrun --worker_num=2 --local_worker_num=2 --join=True --log_dir=out/log examples/trl": "as test_trl_scripts.py",
     "vllm serve ": "needs vLLM",
+    "mindrlhf generate --model Qwen2.5-VL": "the model in place of each real one has no images; as the next line",
+    "mindrlhf eval --model Qwen2.5-VL": "tests/commands/test_seeing_commands.py runs it with a model that has",
+    "mindrlhf train --load_sft_checkpoint_train Qwen2.5-VL": "as tests/trainer/test_seeing_policy.py",
+    "mindrlhf launch --with ray": "needs Ray; tests/launchers/test_started_again.py runs it",
+    "docker build": "needs a container engine; tests/docker checks the steps",
+    "bash docker/run_ascend.sh": "needs a container engine and a device",
+    "mindrlhf acceptance": "takes minutes; tests/acceptance runs it",
     "source .venv/bin/activate": "the tests' environment is another one",
     "hf download ": "needs the network",
     "source /usr/local/Ascend/": "needs an Ascend machine",
@@ -61,7 +68,7 @@ SCRIPTS = {
 }
 QUICK = (
     *("data", "synthesize", "plan", "show", "report", "plot", "reward-check", "export", "convert", "transform"),
-    "retool_prompts",
+    *("retool_prompts", "launch"),
 )
 LONG = ("train", "sft", "eval", "generate", "chat")
 

@@ -35,6 +35,7 @@ FLAGS_ELSEWHERE = {
         "--dev",
         "--help",
         "--check",
+        "--dry-run",
     ),  # of scripts/, the tests, ruff
     *("--max-lora-rank", "--enable-lora", "--lora-modules"),  # of vLLM
     *("--node_rank", "--master_addr", "--master_port", "--worker_num", "--local_worker_num", "--log_dir"),  # of msrun
@@ -47,12 +48,15 @@ OTHER_RUNS = {
     "val/loss": "fine-tuning with held-out rows",
     "train/loss": "fine-tuning",
     "actor/expert_": "experts",
-    "sample/staleness_": "answers of older weights",
+    "sample/": "answers of older weights",
     "critic/vf_loss": "a critic",
     "critic/value": "a critic",
     "reshard/": "two layouts",
     "timing_s/reshard": "two layouts",
     "timing_s/reward_model": "reward models",
+    "timing_s/wait": "ranks that only train and ranks that only generate",
+    "(trainer|generator)/idle_ratio": "ranks that only train and ranks that only generate",
+    "perf/weight_sync_s": "two layouts",
     "timing_s/old_log_prob": "several updates of one batch, or an algorithm that reads the policy",
     "sampling/": "dynamic sampling",
     "swap/": "memory.swap",

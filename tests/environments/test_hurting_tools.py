@@ -1,5 +1,6 @@
 """Tools that hurt themselves, or the process that begins tools: they block no other conversation, and leave nothing."""
 
+import os
 import subprocess
 import sys
 import time
@@ -129,6 +130,19 @@ def test_a_server_that_never_begins_costs_calls_and_no_more(hostile, monkeypatch
         pool.collect(wait_for_one=True)
         call(pool, 0, "fine")
         assert outcomes(pool, 1)[0].answers[0].failure
+
+
+def test_a_server_that_is_about_to_be_dead_costs_no_call(hostile, monkeypatch):
+    """Its sockets close before the kernel says that it has ended; the next process comes from another server."""
+    monkeypatch.setattr(pools, "MOST_BEGINS", 1)
+    with pool_of(hostile, False) as pool:
+        server = pool._server
+        server._process.kill()
+        os.waitid(os.P_PID, server._process.pid, os.WEXITED | os.WNOWAIT)
+        monkeypatch.setattr(server, "alive", lambda: True)
+        begin(pool, 1)
+        call(pool, 0, "fine")
+        assert outcomes(pool, 1)[0].answers[0].value == "fine"
 
 
 def test_a_killed_owner_leaves_no_process(owner):

@@ -43,12 +43,17 @@ def test_settings_pass_the_checks_of_a_run(root, example, name):
 
 @pytest.mark.parametrize("name", ["quickstart.sh", "quickstart_tools.sh", "quickstart_real.sh"])
 @pytest.mark.parametrize(
-    "arguments", [["--steps", "0"], ["--steps", "3x"], ["--seed", "-1"], ["--out"], ["now"], ["--minutes", "0"]]
+    "arguments",
+    [
+        *(["--steps", "0"], ["--steps", "3x"], ["--seed", "-1"], ["--out"], ["now"], ["--minutes", "0"]),
+        ["--model", "no_such_model"],
+    ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_done(root, tmp_path, name, arguments):
     done = run(root, tmp_path, *arguments, name=name)
     assert done.returncode == 2
-    assert re.fullmatch(rf"{re.escape(name)}: .*give --seed N, --out DIR(, --minutes N)? or --steps N\n", done.stderr)
+    options = r"--seed N, --out DIR(, --minutes N)?(, --model NAME)? or --steps N"
+    assert re.fullmatch(rf"{re.escape(name)}: .*give {options}\n", done.stderr)
     assert done.stdout == ""
 
 

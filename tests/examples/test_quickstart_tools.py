@@ -106,6 +106,7 @@ def count_turns(answer: str) -> int:
     return 4 if answer.partition("</tool_call>")[2] else 2
 
 
+@pytest.mark.slow
 def test_the_calculator_can_be_switched_off(tuned, tmp_path, capsys):
     task, model = tuned
     flags = ("--model", model, "--data", task.folder / "test.mindrecord", "--max_new_tokens", "160", "--limit", "8")

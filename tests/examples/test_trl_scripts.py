@@ -41,6 +41,7 @@ def script(model, tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 def test_batch_rewards(script, tmp_path):
     runpy.run_path(str(script("grpo_batch_reward.py", max_steps=2)), run_name="__main__")
     run = jobs.Run(tmp_path / "out" / "trl_grpo")

@@ -30,12 +30,12 @@ class Subject:
     prompts: list[Prompt]
 
     @classmethod
-    def random(cls, operators=None, **changes) -> "Subject":
+    def random(cls, operators=None, records=False, **changes) -> "Subject":
         model = SmallModel.random(1, **changes)
         rng = np.random.default_rng(0)
         # Ids are no row numbers: they come from the dataset.
         prompts = [Prompt(100 + 7 * i, rng.integers(0, 64, n).astype(np.int32)) for i, n in enumerate(LENGTHS)]
-        return cls(model, *model.build(operators=operators), prompts)
+        return cls(model, *model.build(operators=operators, records=records), prompts)
 
     def engine(self, slots, bucket=BUCKET, decode_text=None, **settings) -> Engine:
         sampling = SamplingSettings(**{"max_new_tokens": NEW, "temperature": TEMPERATURE} | settings)

@@ -46,7 +46,7 @@ def write_yamls(folder: Path, vocab_size: int, layers: int = 2) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps({"model": model, "context": {"device_target": "CPU"}}))
 
 
-AXES = {"dp": "data_parallel", "tp": "model_parallel", "pp": "pipeline_stage"}
+AXES = {"dp": "data_parallel", "ep": "expert_parallel", "tp": "model_parallel", "pp": "pipeline_stage"}
 
 
 def layout(role: str, text: str) -> list[str]:

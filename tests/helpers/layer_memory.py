@@ -21,7 +21,7 @@ def main(recompute: bool) -> None:
     model = SmallModel.random(
         num_layers=12, hidden_size=128, intermediate_size=1024, num_heads=4, num_kv_heads=2, head_dim=32
     )
-    decoder, parameters = model.build(512, recompute)
+    decoder, parameters = model.build(512, recompute=recompute)
     optimizer = AdamW(OptimizerSettings(), [parameters[spec.name] for spec in model.specs], model.specs)
     settings = TrainSettings(max_tokens_per_micro_batch=16384, length_bucket=256)
     updater = Updater(PolicyLogProbs(decoder, 1.0), NEGATIVE_LOG_LIKELIHOOD, optimizer, settings)

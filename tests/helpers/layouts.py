@@ -11,12 +11,21 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, model_layout
 from mindrlhf.parallel.mesh import Mesh
 
+EXPERTS = 4
+
+
+def spreads(config: ModelConfig) -> st.SearchStrategy[int]:
+    """Numbers of ranks over which experts can be spread."""
+    return st.sampled_from([ranks for ranks in (1, 2, EXPERTS) if ranks == 1 or config.num_experts])
+
 
 @st.composite
 def model_configs(draw, max_tp: int = 4, layers: int = 3) -> ModelConfig:
     """A small model that every number of tensor-parallel ranks up to `max_tp` divides."""
     unit = lcm(*range(1, max_tp + 1))
+    experts = {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": unit}
     return ModelConfig(
+        **draw(st.sampled_from([{}, {"family": "qwen3_moe"} | experts])),
         vocab_size=unit * draw(st.integers(1, 2)),
         hidden_size=unit,
         intermediate_size=unit * draw(st.integers(1, 2)),
@@ -49,7 +58,8 @@ def offsets(draw, layers: int, stages: int) -> tuple[int, ...]:
 def model_layouts(draw, config: ModelConfig, max_tp: int = 4, max_dp: int = 3) -> Layout:
     """Any layout of a model."""
     pp = draw(st.integers(1, min(3, config.num_layers)))
-    mesh = Mesh(dp=draw(st.integers(1, max_dp)), tp=draw(st.integers(1, max_tp)), pp=pp)
+    ep = draw(spreads(config))
+    mesh = Mesh(dp=draw(st.integers(1, max_dp if ep == 1 else 1)), tp=draw(st.integers(1, max_tp)), pp=pp, ep=ep)
     offset = draw(offsets(config.num_layers, pp)) if pp > 1 else 0
     return model_layout(config, mesh, offset=offset, vocab_emb_dp=draw(st.booleans()))
 

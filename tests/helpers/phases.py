@@ -229,9 +229,10 @@ def _note_phases() -> None:
             from mindrlhf.run.step_report import StepReport
             from mindrlhf.trainer.grpo import GRPOLoop
             from mindrlhf.trainer.sft import SFTLoop
-            from mindrlhf.trainer.sources import FreshRollouts
+            from mindrlhf.trainer.sources import FreshRollouts, RolloutsInParts
 
-            FreshRollouts.collect = phase("generate", FreshRollouts.collect)
+            for source in (FreshRollouts, RolloutsInParts):
+                source.collect = phase("generate", source.collect)
             GRPOLoop.update = phase("update", GRPOLoop.update)
             SFTLoop.train = phase("update", SFTLoop.train)
             CheckpointStore._write = phase("save", CheckpointStore._write)

@@ -20,11 +20,13 @@ MODEL = ModelConfig(
 SMALL = ("data.prompts_per_step=16", "rollout.num_generations=4", "rollout.max_new_tokens=16")
 
 
-def work(train=None, infer=None, settings=(), model=MODEL, lengths=None) -> Work:
-    """A job on the CPU with these parallel settings."""
+def work(train=None, infer=None, settings=(), model=MODEL, lengths=None, first_rank=0) -> Work:
+    """A job on the CPU with these parallel settings; first_rank: of generation."""
     yamls = []
     for name, given in (("train", train or {}), ("infer", infer or {})):
         parallel = ParallelSettings(**{"micro_batch_num": given.get("pipeline_stage", 1), **given})
-        yamls.append(ModelYaml(path=name, model=ModelSettings(), parallel=parallel, context={"device_target": "CPU"}))
+        first = first_rank if name == "infer" else 0
+        own = {"path": name, "first_rank": first, "model": ModelSettings(), "parallel": parallel}
+        yamls.append(ModelYaml(**own, context={"device_target": "CPU"}))
     config = load_grpo_config(None, [*SMALL, *settings])
     return Work.of(config, read_roles(TrainFlags(), config, model), *yamls, lengths or Lengths(20))

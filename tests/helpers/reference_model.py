@@ -32,13 +32,18 @@ def rotate(x, position, config):
     )
 
 
-def logits(config, tensors, ids, cached=lambda x: x):
+def logits(config, tensors, ids, cached=lambda x: x, seen=None, turned=rotate, routing=None):
     """float64[S, vocab] for one unpadded sequence of token ids.
 
-    config: mindrlhf ModelConfig; tensors: HF name -> array; cached: keys or values -> those that are attended to.
+    config: mindrlhf ModelConfig; tensors: HF name -> array; cached: keys or values -> those that are attended to; seen:
+    place -> row in place of an embedding; turned: (heads at a place, place, config) -> rotated heads; routing: layer ->
+    each token's experts; a layer without an entry gets the experts that its router chooses.
     """
+    routing = {} if routing is None else routing
     w = {name: np.asanyarray(value, np.float64) for name, value in tensors.items()}
     x = w["model.embed_tokens.weight"][np.asarray(ids)]
+    for place, row in (seen or {}).items():
+        x[place] = row
     length, groups = len(ids), config.num_heads // config.num_kv_heads
     for layer in range(config.num_layers):
         p = f"model.layers.{layer}."
@@ -56,8 +61,8 @@ def logits(config, tensors, ids, cached=lambda x: x):
         if config.qk_norm:
             q = rms_norm(q, w[p + "self_attn.q_norm.weight"], config.rms_norm_eps)
             k = rms_norm(k, w[p + "self_attn.k_norm.weight"], config.rms_norm_eps)
-        q = np.stack([rotate(q[t], t, config) for t in range(length)])
-        k, v = cached(np.stack([rotate(k[t], t, config) for t in range(length)])), cached(v)
+        q = np.stack([turned(q[t], t, config) for t in range(length)])
+        k, v = cached(np.stack([turned(k[t], t, config) for t in range(length)])), cached(v)
         out = np.zeros((length, config.num_heads, config.head_dim))
         for head in range(config.num_heads):
             for t in range(length):
@@ -66,7 +71,10 @@ def logits(config, tensors, ids, cached=lambda x: x):
                 out[t, head] = weight / weight.sum() @ v[: t + 1, head // groups]
         x = x + out.reshape(length, -1) @ w[p + "self_attn.o_proj.weight"].T
         h = rms_norm(x, w[p + "post_attention_layernorm.weight"], config.rms_norm_eps)
-        x = x + (experts(config, w, p, h) if f"{p}mlp.gate.weight" in w else swiglu(w, f"{p}mlp.", h))
+        if f"{p}mlp.gate.weight" in w:
+            x = x + experts(config, w, p, h, routing.setdefault(layer, []))
+        else:
+            x = x + swiglu(w, f"{p}mlp.", h)
     x = rms_norm(x, w["model.norm.weight"], config.rms_norm_eps)
     return x @ w["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"].T
 
@@ -76,14 +84,19 @@ def swiglu(w, p, h):
     return (activated(h @ w[p + "gate_proj.weight"].T) * (h @ w[p + "up_proj.weight"].T)) @ w[p + "down_proj.weight"].T
 
 
-def experts(config, w, p, h):
-    """Each token's experts, weighted by their probabilities."""
+def experts(config, w, p, h, routing=None):
+    """Each token's experts, weighted by their probabilities. routing: they, or an empty list that gets them."""
     out = np.zeros_like(h)
+    given = list(routing) if routing is not None else []
     for t, row in enumerate(h):
         scores = w[p + "mlp.gate.weight"] @ row
         shares = np.exp(scores - scores.max())
         shares /= shares.sum()
         chosen = np.argsort(-shares, kind="stable")[: config.num_experts_per_tok]
+        if given:
+            chosen = given[t]
+        elif routing is not None:
+            routing.append(chosen)
         total = shares[chosen].sum() if config.norm_topk_prob else 1.0
         for e in chosen:
             out[t] += shares[e] / total * swiglu(w, f"{p}mlp.experts.{e}.", row)

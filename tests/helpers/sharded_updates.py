@@ -15,10 +15,14 @@ RATES = (1e-3, 1e-3)  # larger steps make more of a difference in rounding
 
 @dataclass(frozen=True)
 class Case:
-    """A layout by the keys of `parallel_config` (and `offset`), and changes to the small model."""
+    """A layout by the keys of `parallel_config` (and `offset`), and changes to the small model.
+
+    replays: updates replay the routing of the pass that scores.
+    """
 
     layout: dict
     model: dict
+    replays: bool = False
 
     @property
     def workers(self) -> int:
@@ -44,6 +48,7 @@ def run(world, case: Case, ranks: tuple[int, ...] = ()) -> Outcome:
     from mindrlhf.backend.comm.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
     from mindrlhf.roles.part import ModelPart
+    from mindrlhf.training.first_routing import FirstRouting
     from mindrlhf.training.graphs import PolicyLogProbs
     from mindrlhf.training.objective import policy_objective
     from mindrlhf.training.scoring import Scorer
@@ -51,8 +56,9 @@ def run(world, case: Case, ranks: tuple[int, ...] = ()) -> Outcome:
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     model = SmallModel.random(**case.model)
     collectives = Collectives(world)
+    kind = type("Part", (ModelPart,), {"replays": case.replays, "records": case.replays})
     with on_ranks(ranks):
-        side = ModelPart(model_yaml(case), model.config, collectives, POSITIONS)
+        side = kind(model_yaml(case), model.config, collectives, POSITIONS)
     part = side.partition
     side.load(lambda spec: model.arrays[spec.name][part.slices(spec)])
     settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
@@ -60,12 +66,14 @@ def run(world, case: Case, ranks: tuple[int, ...] = ()) -> Outcome:
     objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
     updates, head = (PolicyLogProbs(one, TEMPERATURE) for one in (side.decoder_for_updates(), side.decoder))
     updater = side.open_updater(updates, objective, settings, train, seed=3)
-    scorer = Scorer(head, train, side.pipeline)
+    first = FirstRouting() if case.replays else None
+    scorer = Scorer(head, train, side.pipeline, first)
 
     groups, rows = batch()
     own = {name: side.data_parallel.share(values) for name, values in rows.items()}
     mine = side.data_parallel.share(groups)
     scores = flat(side.data_parallel.gather(scorer(mine)))
+    mine = first.given(mine) if first else mine
     old = side.data_parallel.share([[row + 0.1 for row in group] for group in scores])
     losses, norms, entropies = [], [], []
     for rate in RATES:
@@ -79,7 +87,7 @@ def run(world, case: Case, ranks: tuple[int, ...] = ()) -> Outcome:
 
 @contextlib.contextmanager
 def on_ranks(ranks: tuple[int, ...]) -> Iterator[None]:
-    """Meshes of model YAMLs are on these ranks; no setting says so yet."""
+    """Meshes of model YAMLs are on these ranks, also on such that no setting gives."""
     from mindrlhf.parallel.mesh import Mesh
 
     made = Mesh.of_yaml

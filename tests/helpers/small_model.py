@@ -68,10 +68,10 @@ class SmallModel:
     def specs(self) -> list:
         return list(parameter_table(self.config))
 
-    def build(self, positions: int = POSITIONS, recompute: bool = False, operators=None, for_updates: bool = False):
+    def build(self, positions: int = POSITIONS, operators=None, **how):
         """(decoder, name -> Parameter) over an own copy of the weights, in graph mode on CPU.
 
-        operators: those of the CPU by default.
+        operators: those of the CPU by default. how: further arguments of `Decoder`.
         """
         import mindspore
 
@@ -82,7 +82,6 @@ class SmallModel:
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         parameters = build_parameters(self.specs, lambda spec: self.arrays[spec.name])
         operators = operators or CPU.operators()
-        how = {"recompute": recompute, "for_updates": for_updates}
         return Decoder(self.config, parameters, operators, positions, **how), parameters
 
     def logits(self, ids, arrays: dict[str, np.ndarray] | None = None, **options) -> np.ndarray:
@@ -102,10 +101,10 @@ class SmallModel:
                     weights[name] = weights[name] + added
         return weights
 
-    def log_probs(self, prompt, response, temperature: float = 1.0, arrays=None) -> np.ndarray:
+    def log_probs(self, prompt, response, temperature: float = 1.0, arrays=None, **options) -> np.ndarray:
         """float64[R] of the oracle: log p of each response token."""
         start, ids = len(prompt), np.concatenate([prompt, response])
-        rows = log_softmax(self.logits(ids[:-1], arrays) / temperature)[start - 1 :]
+        rows = log_softmax(self.logits(ids[:-1], arrays, **options) / temperature)[start - 1 :]
         return rows[np.arange(len(response)), response]
 
 

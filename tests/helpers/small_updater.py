@@ -2,13 +2,14 @@
 
 import numpy as np
 
+from mindrlhf import backend
 from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.models.head import CHUNK_NUMBERS
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import policy_objective
-from mindrlhf.training.optimizer import AdamW
+from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.training.updater import Updater
 
 TEMPERATURE, BETA, RATE = 0.8, 0.2, 1e-3
@@ -22,8 +23,21 @@ def clip_and_kl(on_policy=False, entropy_coef=0.0):
     return policy_objective(policy_loss("clip"), on_policy=on_policy, kl="k3", beta=BETA, entropy_coef=entropy_coef)
 
 
+class Still(AdamW):
+    """Finds the norm, and leaves the weights as they are: two graphs fewer to compile."""
+
+    def step(self, rate, empty=False):
+        norm = np.sqrt(sum(np.square(buffer.asnumpy().astype(np.float64)).sum() for buffer in self.gradients))
+        for buffer in self.gradients:
+            backend.write(buffer, 0.0)
+        return UpdateResult(float(norm), rate, not empty and bool(np.isfinite(norm)))
+
+
 class Subject:
-    """An updater over its own copy of a model's weights; `gradients` holds what its last update applied, by name."""
+    """An updater over its own copy of a model's weights; `gradients` holds what its last update applied, by name.
+
+    moves: updates change the weights.
+    """
 
     def __init__(
         self,
@@ -33,16 +47,18 @@ class Subject:
         max_tokens=16384,
         bucket=4,
         optimizer=OPTIMIZER,
-        recompute=False,
         entropy_gradient=False,
-        operators=None,
         chunk_numbers=CHUNK_NUMBERS,
+        moves=False,
+        **decoder,
     ):
-        self.decoder, self.parameters = model.build(recompute=recompute, operators=operators)
+        self.decoder, self.parameters = model.build(**decoder)
         trained = [spec for spec in model.specs if spec.trains]
-        self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in trained], trained)
+        self.optimizer = (AdamW if moves else Still)(
+            optimizer, [self.parameters[spec.name] for spec in trained], trained
+        )
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)
-        head = PolicyLogProbs(self.decoder, temperature, chunk_numbers, entropy_gradient)
+        head = PolicyLogProbs(self.decoder, temperature, chunk_numbers, entropy_gradient, every_token=True)
         self.updater = Updater(head, objective, self.optimizer, settings, self._keep)
         self.gradients = {}
 

@@ -130,7 +130,7 @@ def on_ranks(size: int, work) -> list:
     return results
 
 
-def an_update(failed: bool = False, metrics=None, outputs=()) -> Update:
+def an_update(failed: bool = False, metrics=None, outputs=(), routing=()) -> Update:
     """An update that was applied, or was skipped because it failed, with only these numbers."""
     return Update(
         result=UpdateResult(grad_norm=math.nan if failed else 1.0, learning_rate=0.1, applied=not failed),
@@ -141,6 +141,7 @@ def an_update(failed: bool = False, metrics=None, outputs=()) -> Update:
         terms={},
         sides=(),
         optimizer_s=0.0,
+        routing=routing,
     )
 
 

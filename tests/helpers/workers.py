@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from typing import Any
 
 import psutil
 import warm
+
+from mindrlhf.backend.process.start import SCHEDULER, free_port, job_variables, rank_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL_LINES = 40
@@ -110,13 +111,6 @@ def _ended(started, count: int, command: list[str | Path], timeout: float, envir
         return RanksResult(process.returncode, seconds, _text(folder / "msrun.log"), logs)
 
 
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class _Ranks:
     """Ranks and their scheduler, as one process: its exit code is 1 as soon as one has failed."""
 
@@ -142,10 +136,9 @@ class _Ranks:
 @contextlib.contextmanager
 def _ranks(count: int, command: list[str | Path], folder: Path, environment: dict[str, str] | None = None):
     """Running ranks, with what msrun would give them; at the end of the block all are killed."""
-    job = {"MS_WORKER_NUM": str(count), "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(free_port())}
+    job = job_variables(count, "127.0.0.1", free_port())
     common = os.environ | warm.FIXED | {"PYTHONUNBUFFERED": "1"} | job | (environment or {})
-    roles = {"scheduler": {"MS_ROLE": "MS_SCHED"}}
-    roles |= {f"worker_{rank}": {"MS_ROLE": "MS_WORKER", "RANK_ID": str(rank)} for rank in range(count)}
+    roles = {"scheduler": SCHEDULER} | {f"worker_{rank}": rank_variables(rank, rank) for rank in range(count)}
     processes = []
     try:
         for name, role in roles.items():
@@ -155,6 +148,8 @@ def _ranks(count: int, command: list[str | Path], folder: Path, environment: dic
     finally:
         for process in processes:
             process.kill()
+        for process in processes:
+            process.wait()  # until then it may hold files and locks
 
 
 @contextlib.contextmanager

@@ -91,6 +91,7 @@ def test_memory_is_that_of_the_plan(task, first, capsys):
     assert steps(first, "swap/resident_gb/reward_model")[-1] * 2**30 == pytest.approx(size)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_never_stopped(task, first, tmp_path):
     train(task, tmp_path, "trainer.total_steps=2")
     resumed = train(task, tmp_path, resume_training="auto")
@@ -114,6 +115,7 @@ def test_the_plan_has_operations_of_each_model(task, first, tmp_path, capsys):
     assert all(steps(first, "timing_s/reward_model") > 0)
 
 
+@pytest.mark.slow
 def test_a_second_run_takes_the_models_graphs_from_the_cache(task, tmp_path, capsys):
     """Of a classifier, and of a judge that writes; the policy's graphs do not stand in for the judge's."""
     judge = {"name": "judge", "path": f"{task.folder}/judge", "template": "rubric", "words": ["z", "8"], "weight": 0.0}
