@@ -119,7 +119,7 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _runs(number: int) -> bool:
-    """Whether a process is there and has not ended, whether or not its parent has waited for it."""
+    """Tell whether a process has not ended; one that waits for its parent has."""
     try:
         return _state(number)[0] not in (b"Z", b"X")
     except OSError:
@@ -127,7 +127,7 @@ def _runs(number: int) -> bool:
 
 
 def _state(number: int) -> list[bytes]:
-    """Read a process's state, its parent, and what follows; OSError if it is not there."""
+    """Read a process's state, its parent, and more; OSError without it."""
     with open(f"{PROCESSES}/{number}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
+from mindrlhf.data import tokenizer as tokenizer_module
 from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import VOCABULARY
@@ -254,13 +255,34 @@ def test_a_pattern_that_panics_when_it_is_opened(tmp_path):
     assert fault.startswith(f"{tmp_path}/tokenizer.json: the tokenizer fails on 1,000 letters")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "kind"), [("[a-z]+[A-Z]|0", "letters"), (" +[A-Z]|0", "spaces"), ("[0-9]+x|[0-9]{4000}y", "digits")]
-)
-def test_a_pattern_whose_time_grows_with_the_square(tmp_path, pattern, kind, monkeypatch):
-    """Such a file would hold a run up for hours over one long text of its data."""
-    monkeypatch.setattr("mindrlhf.data.tokenizer._MOST_SECONDS", 0.02)  # a tenth of what they take on fast processors
-    assert f",000 {kind} take" in said(hostile_tokenizer, tmp_path, pattern)
+class SquareTime:
+    """A tokenizer's core whose time grows with the square of a text of one letter, by a clock of its own."""
+
+    def __init__(self, letter, seconds):
+        self.letter, self.seconds, self.now, self.longest = letter, seconds, 0.0, 0
+
+    def encode(self, text, add_special_tokens):
+        self.longest = max(self.longest, len(text))
+        self.now += self.seconds * (text == self.letter * len(text)) * (len(text) / 16_000) ** 2
+
+
+def paced(core, folder, monkeypatch):
+    monkeypatch.setattr("mindrlhf.data.tokenizer.time.thread_time", lambda: core.now)
+    tokenizer_module._check_pace(core, folder / "tokenizer.json")
+
+
+@pytest.mark.parametrize(("letter", "kind"), [("a", "letters"), (" ", "spaces"), ("1", "digits"), ("!", "signs")])
+def test_a_pattern_whose_time_grows_with_the_square(tmp_path, letter, kind, monkeypatch):
+    """Such a file would hold a run up for hours over one long text of its data; it is not tried on longer ones."""
+    core = SquareTime(letter, 20.0)
+    assert f"tokenizer.json: 4,000 {kind} take 1.2 s of the processor" in said(paced, core, tmp_path, monkeypatch)
+    assert core.longest == (4_000 if kind == "letters" else 16_000)
+    paced(SquareTime(letter, 0.9), tmp_path, monkeypatch)
+
+
+def test_the_pace_is_checked_when_a_file_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr("mindrlhf.data.tokenizer._MOST_SECONDS", -1.0)
+    assert "1,000 letters take" in said(hostile_tokenizer, tmp_path, "[a-z]+[A-Z]|0")
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to nowhere"])
