@@ -60,6 +60,8 @@ def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -
     expected = "" if group.ground_truth is None else f" · expected {group.ground_truth}"
     title = _text(f"step {group.step} · prompt {group.prompt_id}{expected}", full)
     console.print(Panel(_text(group.prompt.strip("\n"), full), title=title, title_align="left"))
+    for path in group.images:
+        console.print(_text(f"picture: {path}", True))
     answers = group.answers()
     rows = answers[:samples]
     beside = max(1, console.width // (LEAST_WIDTH + 3))

@@ -1,11 +1,13 @@
 """Images prepared for a model: resized once, kept as bytes, cut when needed."""
 
 import hashlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from mindrlhf.configs.images import ImageSettings
 from mindrlhf.images.patches import image_patches
@@ -43,6 +45,17 @@ class Picture:
     def positions(self) -> int:
         """Number of rotary positions that it takes in a text."""
         return max(self.grid[1:]) // self.settings.merge_size
+
+    @property
+    def name(self) -> str:
+        """The digest in hexadecimal digits."""
+        return self.digest.hex()
+
+    def png(self) -> bytes:
+        """Write the pixels as the bytes of a PNG file."""
+        buffer = io.BytesIO()
+        Image.fromarray(self.pixels).save(buffer, "PNG")
+        return buffer.getvalue()
 
     def patches(self) -> np.ndarray:
         """Cut the picture into patches: float32[patches, numbers]."""

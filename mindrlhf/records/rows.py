@@ -5,7 +5,8 @@ that was carried over, `occurrence` is its prompt's, `greedy_reward` is NaN if n
 `notes` (texts of reward functions), `fields` and `token_figures` are JSON. Arrays of tokens follow `token_arrays`.
 `rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled
 tokens, `response_length` their number; `reward_notes` are there if a function gave any. A conversation has `turns`
-there, too: its parts in order, [true if the policy drew it, text].
+there, too: its parts in order, [true if the policy drew it, text]. A prompt with pictures has their names,
+`images`: the files `images/NAME.png` beside the JSONL show them as the model gets them.
 
 Some answers (`trainer.token_figures`) have figures for each token: `advantage`, and from the step's last update on it
 the probability `ratio` to the policy that began the step, `entropy` in nats, and `clipped`, 1 where the loss was
@@ -48,7 +49,7 @@ CARRIED = "kept"  # int64, before `policy_step`: 1 for a group that was carried 
 
 TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
 TEXT_KEYS += ("reward", "rewards", "advantage", "finish_reason", "prompt_length", "response_length")
-FURTHER_TEXT_KEYS = ("turns", "tokens", "reward_notes")  # of some rows
+FURTHER_TEXT_KEYS = ("turns", "tokens", "reward_notes", "images")  # of some rows
 
 
 def rows_of(
@@ -75,6 +76,8 @@ def rows_of(
                 "ground_truth": prompt.fields.get("ground_truth"),
                 "prompt_length": len(prompt.token_ids),
             }
+            if prompt.pictures:
+                shared["images"] = [picture.name for picture in prompt.pictures]
         rows = zip(e.group.rollouts, e.rewards.tolist(), e.advantages.tolist(), strict=True)
         for index, (rollout, reward, advantage) in enumerate(rows):
             rewards = {name: float(values[index]) for name, values in e.rewards_by_function.items()}

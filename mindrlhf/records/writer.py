@@ -18,7 +18,7 @@ import numpy as np
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, clean
-from mindrlhf.files.naming import step_files, step_path
+from mindrlhf.files.naming import image_path, step_files, step_path
 from mindrlhf.records.formats import pack, read_record_rows, unpack, write_record, write_text
 from mindrlhf.records.rows import Row, rows_of
 from mindrlhf.types import Experience
@@ -128,10 +128,21 @@ class ResponseWriter:
         if self._record:
             self._record.merge(finished)
 
+    def _show(self, experiences: Sequence[Experience]) -> None:
+        """Write the prompts' pictures, each once."""
+        pictures = {one.name: one for experience in experiences for one in experience.group.prompt.pictures}
+        for name, picture in pictures.items():
+            path = image_path(self._folder, name)
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                with atomic_file(path, durable=False) as temporary:
+                    temporary.write_bytes(picture.png())
+
     def _write(self, step: int, experiences: Sequence[Experience]) -> None:
         self._awaited.wait(START_DELAY_S)
         rows = list(rows_of(step, experiences, self._decode if self._folder else None))
         if self._folder:
+            self._show(experiences)
             write_text(self._folder, step, rows)
         if self._record:
             self._record.add(step, rows)

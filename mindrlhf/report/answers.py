@@ -10,10 +10,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from mindrlhf.files.json import json_line
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, step_files
@@ -21,6 +23,7 @@ from mindrlhf.files.printable import shortened
 from mindrlhf.report.groups import RolloutGroupText, read_groups
 
 MOST_TEXT = 20_000  # characters of one prompt or completion that a report shows
+MOST_SIDE = 384  # pixels of a picture that a report shows
 MOST_TOKENS = 4000  # of one answer with figures that a report shows
 CHUNK_BYTES = 2**20  # of JSON; a chunk of this size takes no further step
 DIGITS = 4  # significant, of a reward in the index
@@ -136,10 +139,30 @@ def _step_answers(step: int, groups: Iterable[RolloutGroupText]) -> StepAnswers:
             "truth": group.ground_truth,
             "answers": answers,
         }
+        if group.images:
+            content["images"] = list(map(shown_image, group.images))
         texts.append(json_line(content).rstrip())
         rewards += own
         lengths += [row.get("response_length", 0) for row in group.samples]
     return StepAnswers(step, entries, texts, np.array(rewards, np.float64), np.array(lengths, np.float64))
+
+
+def shown_image(path: Path) -> str | None:
+    """Write a picture's file as a data URI, in small if it is large.
+
+    None for a file that is not there or no picture.
+    """
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            content = path.read_bytes()
+            if max(image.size) > MOST_SIDE:
+                image.thumbnail((MOST_SIDE, MOST_SIDE))
+                buffer = BytesIO()
+                image.save(buffer, "PNG")
+                content = buffer.getvalue()
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def answer_entry(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from mindrlhf.configs.base import Settings
 from mindrlhf.configs.problems import build
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.files.json import read_json_lines
+from mindrlhf.files.naming import image_path
 
-SHARED = ("step", "prompt_id", "prompt", "ground_truth")  # the same in all rows of a group
+SHARED = ("step", "prompt_id", "prompt", "ground_truth", "images")  # the same in all rows of a group
 
 
 class _Row(Settings):
@@ -47,17 +48,22 @@ class RolloutRow(_Row):
     turns: list[Annotated[list[bool | str], Field(min_length=2, max_length=2)]] | None = None
     tokens: TokenRows | None = None
     reward_notes: dict[str, dict[str, str]] = {}
+    images: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]] = []
 
 
 @dataclass(frozen=True)
 class RolloutGroupText:
-    """Prompt with its answers as text; samples: rows without the prompt's own columns."""
+    """Prompt with its answers as text.
+
+    samples: rows without the prompt's own columns. images: files of the prompt's pictures.
+    """
 
     step: int
     prompt_id: int
     prompt: str
     ground_truth: str | None
     samples: tuple[Mapping[str, Any], ...]
+    images: tuple[Path, ...] = ()
 
     def answers(self) -> list[list[Mapping[str, Any]]]:
         """Put samples with equal texts and rewards together.
@@ -80,7 +86,9 @@ def read_groups(path: Path, step: int) -> list[RolloutGroupText]:
     groups = []
     for prompt_id, rows in together.items():
         samples = tuple({key: value for key, value in row.items() if key not in SHARED} for row in rows)
-        groups.append(RolloutGroupText(step, prompt_id, rows[0]["prompt"], rows[0].get("ground_truth"), samples))
+        first = rows[0]
+        images = tuple(image_path(path.parent, name) for name in first.get("images") or ())
+        groups.append(RolloutGroupText(step, prompt_id, first["prompt"], first.get("ground_truth"), samples, images))
     return groups
 
 

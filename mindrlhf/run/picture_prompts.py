@@ -186,7 +186,7 @@ class PicturePrompts:
         kept = fit(row.where, (wide.tolist(), []), form.max_prompt_length, None, truncation, "data.")
         if kept is None:
             return None
-        shown = {DIGESTS: " ".join(picture.digest.hex() for picture in pictures)} if pictures else {}
+        shown = {DIGESTS: " ".join(picture.name for picture in pictures)} if pictures else {}
         return Prompt(
             id=number,
             token_ids=np.array(kept[0], np.int32),

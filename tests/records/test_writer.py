@@ -2,14 +2,18 @@
 
 import os
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 from responses import LOG_PROBS, made_rollout
 
+from mindrlhf.configs.images import ImageSettings
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json_lines
 from mindrlhf.files.naming import step_files
+from mindrlhf.images.processor import ImageProcessor
 from mindrlhf.records.formats import read_record, read_record_rows
 from mindrlhf.records.rows import SCHEMA, rows_of
 from mindrlhf.records.writer import RecordParts, ResponseWriter
@@ -37,6 +41,26 @@ def test_both_forms_hold_every_step(tmp_path):
     assert list(step_files(tmp_path / "text")) == [1, 2, 3]
     assert [row["reward"] for row in read_json_lines(step_files(tmp_path / "text")[3])] == [3.0, 0.5]
     assert [row["step"] for row in read_record_rows(tmp_path / "r.mindrecord")] == [1, 1, 2, 2, 3, 3]
+
+
+def test_pictures_of_prompts_are_files_each_written_once(tmp_path, monkeypatch):
+    settings = ImageSettings(min_pixels=64, max_pixels=256, patch_size=4)
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 8, 3), np.uint8)
+    picture = ImageProcessor(settings).picture(pixels, "here")
+    writer = ResponseWriter(tmp_path, None, decode)
+    for step in (1, 2):
+        (plain,) = experiences(step)
+        prompt = replace(plain.group.prompt, pictures=(picture, picture))
+        writer.add(step, [replace(plain, group=replace(plain.group, prompt=prompt)), plain])
+        writer.flush()
+        assert [row.get("images") for row in read_json_lines(step_files(tmp_path)[step])] == [
+            *[[picture.name] * 2] * 2,
+            *[None] * 2,
+        ]
+        (file,) = (tmp_path / "images").iterdir()
+        assert np.array_equal(np.asarray(Image.open(file)), picture.pixels)
+        monkeypatch.setattr(type(picture), "png", None)
+    writer.close(finished=True)
 
 
 def test_it_works_beside_the_caller_until_that_is_to_wait(tmp_path):

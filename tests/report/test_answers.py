@@ -1,13 +1,16 @@
 """Answers for the page: what is collapsed, indexed and packed, and what is read again."""
 
+import base64
 import json
 import os
+from io import BytesIO
 
 import pytest
+from PIL import Image
 from run_folders import make_run, repeated_row, rollout_rows, unpacked
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.naming import ROLLOUTS_FOLDER
+from mindrlhf.files.naming import ROLLOUTS_FOLDER, image_path
 from mindrlhf.records.formats import write_text
 from mindrlhf.report import answers as answers_module
 from mindrlhf.report.answers import AnswerReader, answer_entry
@@ -47,6 +50,27 @@ def test_what_functions_noted_is_shown_with_the_answer():
     (one,) = entries([row, *noted, row | {"reward_notes": {}}])
     assert one["notes"] == [("judge why", "late"), ("judge why", "<b>early</b>")]
     assert "notes" not in entries([row])[0]
+
+
+def test_pictures_of_a_prompt_are_in_the_page(tmp_path):
+    """As they are if they are small; a missing or damaged one has its place."""
+    names = ["a" * 32, "b" * 32, "c" * 32, "d" * 32]
+    (tmp_path / ROLLOUTS_FOLDER / "images").mkdir(parents=True)
+    files = [image_path(tmp_path / ROLLOUTS_FOLDER, name) for name in names]
+    Image.new("RGB", (32, 16), "red").save(files[0])
+    Image.new("RGB", (1600, 400), "blue").save(files[1])
+    files[2].write_bytes(b"no picture")
+    write_text(tmp_path / ROLLOUTS_FOLDER, 1, [row | {"images": names} for row in rollout_rows(1)])
+    small, large, *missing = one_group(tmp_path)["images"]
+    assert base64.b64decode(small.partition(",")[2]) == files[0].read_bytes()
+    with Image.open(BytesIO(base64.b64decode(large.partition(",")[2]))) as shown:
+        assert (shown.size, shown.getpixel((5, 5))) == ((384, 96), (0, 0, 255))
+    assert missing == [None, None]
+
+
+def one_group(folder):
+    """The first group of a run's packed answers."""
+    return unpacked(AnswerReader().read(folder, 1))[0]
 
 
 def test_long_texts_and_token_lists_are_cut(monkeypatch):

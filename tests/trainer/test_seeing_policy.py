@@ -11,6 +11,7 @@ from seeing_task import make_seeing_task
 
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.models.vision.rows import HF_TOWER
+from mindrlhf.report.groups import read_groups
 
 # The reward reads a column of the rows, and differs between any two answers.
 REWARD = """
@@ -71,6 +72,9 @@ def test_records_have_the_tokens_of_images_once_as_text(seeing, run):
     row = json.loads((run.folder / "rollouts" / "step_000001.jsonl").read_text().splitlines()[0])
     assert row["prompt"].count("<|image_pad|>") == row["prompt"].count("<|vision_start|>") == 1
     assert row["reward"] > 3
+    assert all((run.folder / "rollouts" / "images" / f"{name}.png").is_file() for name in row["images"])
+    (group, *_) = read_groups(run.folder / "rollouts" / "step_000001.jsonl", 1)
+    assert [path.stem for path in group.images] == row["images"]
 
 
 @pytest.mark.slow

@@ -79,6 +79,15 @@ function course(unit) {
   return series.length ? [curves("Reward of this prompt", "mean of its answers in a step", series)] : [];
 }
 
+// The pictures of a prompt as the model gets them, small ones enlarged; null where a file is missing.
+function pictures(images) {
+  const line = element("div", { class: "pictures" });
+  images.forEach((source, at) => line.append(source
+    ? element("img", { src: source, alt: `picture ${at + 1} of the prompt` })
+    : element("span", { class: "quiet" }, "a picture whose file is missing")));
+  return line;
+}
+
 // unit: {prompt, cells: for each run the groups of that prompt, by step}. whole: all steps of it and not the last alone.
 async function drawUnit(unit, filters, whole) {
   const columns = unit.cells.map((groups) => (whole ? groups : groups.slice(-1)));
@@ -92,6 +101,8 @@ async function drawUnit(unit, filters, whole) {
   if (unit.everywhere > steps || (!whole && steps > 1)) facts.append(element("a", { href: address({ run: of, prompt: unit.prompt }) }, `in ${unit.everywhere} steps`));
   else if (steps > 1) facts.append(element("span", {}, `${steps} steps`));
   const head = element("div", { class: "ask" }, facts);
+  const images = [...new Set(texts.flat().flatMap((one) => one?.images ?? []))];
+  if (images.length) head.append(pictures(images));
   for (const text of asked) head.append(element("pre", { tabindex: 0 }, ...marked(text, filters.text)));
   if (asked.length > 1) head.append(element("p", { class: "quiet" }, "The runs have other prompts under this number."));
   const figures = whole ? course(unit) : [];
