@@ -134,7 +134,7 @@ class ResponseWriter:
         for name, picture in pictures.items():
             path = image_path(self._folder, name)
             if not path.exists():
-                path.parent.mkdir(exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_file(path, durable=False) as temporary:
                     temporary.write_bytes(picture.png())
 

@@ -47,17 +47,17 @@ def test_pictures_of_prompts_are_files_each_written_once(tmp_path, monkeypatch):
     settings = ImageSettings(min_pixels=64, max_pixels=256, patch_size=4)
     pixels = np.random.default_rng(0).integers(0, 256, (16, 8, 3), np.uint8)
     picture = ImageProcessor(settings).picture(pixels, "here")
-    writer = ResponseWriter(tmp_path, None, decode)
+    writer = ResponseWriter(tmp_path / "text", None, decode)
     for step in (1, 2):
         (plain,) = experiences(step)
         prompt = replace(plain.group.prompt, pictures=(picture, picture))
         writer.add(step, [replace(plain, group=replace(plain.group, prompt=prompt)), plain])
         writer.flush()
-        assert [row.get("images") for row in read_json_lines(step_files(tmp_path)[step])] == [
+        assert [row.get("images") for row in read_json_lines(step_files(tmp_path / "text")[step])] == [
             *[[picture.name] * 2] * 2,
             *[None] * 2,
         ]
-        (file,) = (tmp_path / "images").iterdir()
+        (file,) = (tmp_path / "text" / "images").iterdir()
         assert np.array_equal(np.asarray(Image.open(file)), picture.pixels)
         monkeypatch.setattr(type(picture), "png", None)
     writer.close(finished=True)
