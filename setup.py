@@ -50,6 +50,7 @@ DEV = [
     "pytest-xdist>=3.6",
     "hypothesis>=6.100",
     "ruff>=0.12",
+    "scikit-learn>=1.3",  # its handwritten digits, as in the extra below
     "mindformers==1.9.0",  # the independent model and configuration in tests; the package never imports it
 ]
 
@@ -88,7 +89,7 @@ setup(
         "mindrlhf.data.tasks": ["*.yaml"],
         "mindrlhf.report": ["page/*.*", "page/script/*"],
         "mindrlhf.examples": ["*/*"],
-        "mindrlhf.model_configs": ["*/*.yaml"],
+        "mindrlhf.model_configs": ["*/*.yaml", "*/*/*.json"],
     },
     python_requires=">=3.10,<3.13",
     install_requires=REQUIRES,
@@ -98,6 +99,7 @@ setup(
         "trackers": ["wandb", "swanlab", "mlflow>=3", "trackio"],
         # Alongside a program for TRL: rows as `datasets.Dataset`, `LoraConfig`, tokenizers as `processing_class`.
         "trl": ["trl>=1.0", "datasets>=4", "peft>=0.17", "transformers>=4.57"],
+        "digits": ["scikit-learn>=1.3"],  # `mindrlhf synthesize --task digits`
         "ray": ["ray>=2.40,<3"],  # `mindrlhf launch --with ray`
         "types": ["mypy>=2.4,<2.5"],  # another version finds other mistakes
     },

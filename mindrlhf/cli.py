@@ -25,6 +25,7 @@ from mindrlhf.version import __version__
 COMMANDS = {
     "data": ("data", "convert a task's JSONL to a prompt MindRecord"),
     "synthesize": ("synthesize", "generate a practice task and a small tokenizer"),
+    "initialize": ("initialize", "a new model of random weights as a Hugging Face folder, for a warm start"),
     "sft": ("sft", "supervised fine-tuning on (prompt, answer) MindRecords: the warm start"),
     "train": ("train", "GRPO training"),
     "launch": ("launch", "the ranks of a training by msrun or on a Ray cluster, or a job file for Slurm or Kubernetes"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.data.tasks import arithmetic, calculator, countdown, get_task, multiplication
+from mindrlhf.data.tasks import arithmetic, calculator, countdown, digits, get_task, multiplication
 from mindrlhf.data.tasks.task import Task
 from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.environments.ready import games
@@ -17,14 +17,16 @@ DEMONSTRATIONS = {
     "arithmetic": arithmetic.demonstrations,
     "countdown": countdown.demonstrations,
     "calculator": calculator.demonstrations,
+    "digits": digits.demonstrations,
 }
+SHOWN = "digits"  # the task with images
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--task",
-        choices=("arithmetic", "calculator", "countdown", "multiplication", *games.GAMES),
+        choices=("arithmetic", "calculator", "countdown", SHOWN, "multiplication", *games.GAMES),
         default="arithmetic",
     )
     add("--output_dir", required=True, help="folder for train.jsonl, test.jsonl and tokenizer files")
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
         "arithmetic": (arithmetic.generate, (args.max_number, args.operations, args.two_step_share)),
         "calculator": (calculator.generate, (args.max_number,)),
         "countdown": (countdown.generate, (args.max_number, args.operands)),
+        SHOWN: (digits.generate, (args.train_size,)),
         "multiplication": (multiplication.generate, (args.max_number,)),
     }.get(args.task, (games.generate, (args.task,)))
     rows = generate(args.train_size + args.test_size, args.seed, *special)
@@ -57,13 +60,15 @@ def run(args: argparse.Namespace) -> None:
     if args.careless_share:
         demonstrated = DEMONSTRATIONS[args.task](splits["train.jsonl"], args.careless_share, args.seed)
         splits["demonstrations.jsonl"] = demonstrated
+    if args.task == SHOWN:
+        splits["unseen.jsonl"] = digits.unseen(splits["test.jsonl"])
     folder = Path(args.output_dir)
     with atomic_files(folder) as stage:
         for name, part in splits.items():
             lines = (json.dumps({"task": _task(args.task).name} | row) for row in part)
             (stage / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         if args.tokenizer_vocab_size is not None:
-            tokenizer = train_tokenizer(_texts(args.task, splits), args.tokenizer_vocab_size)
+            tokenizer = train_tokenizer(_texts(args.task, splits), args.tokenizer_vocab_size, images=args.task == SHOWN)
             tokenizer.save(stage)
     for name, part in splits.items():
         print(f"{folder / name}: {len(part)} {args.task} problems")

@@ -44,6 +44,14 @@ TOKEN_KEYS = {
     "vision_end_token_id": "vision_end_token_id",
     "vision_token_id": "vision_token_id",
 }
+# Field -> the token's text, in the family's tokenizers.
+TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "vision_token_id": "<|vision_pad|>",
+}
 CHANNELS = 3
 CHANNEL_KEYS = ("in_chans", "in_channels")  # of released files, and as transformers reads it
 OUT_KEY = "out_hidden_size"

@@ -23,7 +23,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import write_json
 from mindrlhf.files.text import is_there
-from mindrlhf.models.families import VOCABULARY
+from mindrlhf.models.families import SEEING, VOCABULARY
 
 # What a tokenizer is tried on when it is opened, each length in turn, and the seconds that a length may take: patterns
 # whose time grows with the square of a text's length need them, others some milliseconds.
@@ -186,22 +186,25 @@ def add_tokens(core: tokenizers.Tokenizer, tokens: Sequence[str], special: bool 
     core.add_tokens([AddedToken(token, normalized=False, special=special) for token in tokens])
 
 
-def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], size: int, images: bool = False) -> Tokenizer:
     """Train a tokenizer of at most `size` ids on texts.
 
     The ids: 256 bytes, merges learnt from `texts`, then `<|endoftext|>` (pads), `<|im_start|>` and `<|im_end|>` (ends
-    an answer). UserError when `size` is too small for the bytes.
+    an answer). images: then also Qwen2.5-VL's tokens of images, and its chat template. UserError when `size` is too
+    small for the bytes.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    least = len(alphabet) + len(CHAT_TOKENS)
+    special = VOCABULARY.control if images else CHAT_TOKENS
+    least = len(alphabet) + len(special)
     if size < least:
         raise UserError(f"--tokenizer_vocab_size {size}: should be {least} or more, for the bytes and special tokens.")
     core = bare_core(models.BPE())
     letters = sorted(alphabet)
-    trainer = trainers.BpeTrainer(vocab_size=size - len(CHAT_TOKENS), initial_alphabet=letters, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size - len(special), initial_alphabet=letters, show_progress=False)
     core.train_from_iterator(texts, trainer)
-    add_tokens(core, CHAT_TOKENS)
-    return Tokenizer(core, VOCABULARY.config | {"eos_token": CHAT_TOKENS[2]}, "the trained tokenizer")
+    add_tokens(core, special)
+    template = {"chat_template": SEEING.chat.chat_template} if images else {}
+    return Tokenizer(core, VOCABULARY.config | {"eos_token": CHAT_TOKENS[2]} | template, "the trained tokenizer")
 
 
 def _splits(core: tokenizers.Tokenizer) -> list[str]:

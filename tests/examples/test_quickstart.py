@@ -41,7 +41,7 @@ def test_settings_pass_the_checks_of_a_run(root, example, name):
         assert f"--tools {' '.join(grpo.rollout.tools)}\n" in script
 
 
-@pytest.mark.parametrize("name", ["quickstart.sh", "quickstart_tools.sh", "quickstart_real.sh"])
+@pytest.mark.parametrize("name", ["quickstart.sh", "quickstart_tools.sh", "quickstart_vision.sh", "quickstart_real.sh"])
 @pytest.mark.parametrize(
     "arguments",
     [

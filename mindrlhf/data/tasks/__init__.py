@@ -8,6 +8,7 @@ from mindrlhf.data.source import SourceRow
 from mindrlhf.data.tasks.arithmetic import ARITHMETIC
 from mindrlhf.data.tasks.calculator import CALCULATOR
 from mindrlhf.data.tasks.countdown import COUNTDOWN
+from mindrlhf.data.tasks.digits import DIGITS
 from mindrlhf.data.tasks.fields import FIELDS, GAME, field_paths, renamed
 from mindrlhf.data.tasks.given_prompt import KEYS, given_prompt
 from mindrlhf.data.tasks.gsm8k import GSM8K, MARK
@@ -16,7 +17,8 @@ from mindrlhf.data.tasks.task import Task, TaskRow
 from mindrlhf.data.tasks.verl import VERL
 from mindrlhf.errors import UserError
 
-TASKS = {task.name: task for task in (GSM8K, COUNTDOWN, ARITHMETIC, MULTIPLICATION, CALCULATOR, GAME, FIELDS, VERL)}
+_OWN = (GSM8K, COUNTDOWN, ARITHMETIC, MULTIPLICATION, CALCULATOR, DIGITS, GAME, FIELDS, VERL)
+TASKS = {task.name: task for task in _OWN}
 
 
 def get_task(name: str) -> Task:
