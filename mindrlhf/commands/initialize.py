@@ -1,4 +1,4 @@
-"""`mindrlhf initialize`: a new model of random weights as a Hugging Face folder, for a warm start."""
+"""`mindrlhf initialize`: a new model of random weights, as a Hugging Face folder."""
 
 import argparse
 from pathlib import Path

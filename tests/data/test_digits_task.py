@@ -56,7 +56,6 @@ def test_pictures_show_digits_of_their_values_and_held_out_ones_are_no_others(mo
     """Each digit is a square of one brightness here: its own, by which it is known again."""
     numbered = [(number % 10, np.full((8, 8), (number + 4) * digits.WHITE / 255)) for number in range(250)]
     monkeypatch.setattr(digits, "_written_digits", lambda: list(numbered))
-    monkeypatch.setattr(digits, "TILT", 0)
     monkeypatch.setattr(digits.random.Random, "uniform", lambda *_: 1.0)
     known = {number + 4: value for number, (value, _) in enumerate(numbered)}
     seen = []

@@ -8,6 +8,7 @@ import base64
 import io
 import random
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ from mindrlhf.data.tasks.gsm8k import MARK, parse
 from mindrlhf.data.tasks.task import Task, distinct
 from mindrlhf.errors import UserError
 
-CELL, SIDE = 16, 12  # pixels of a digit's square in an image, and of the digit in it
+CELL, SIDE = 16, 14  # pixels of a digit's square in an image, and of the digit in it
 WHITE = 16  # of scikit-learn's digits
-TILT = 12  # degrees, at most
 HELD_OUT = 5  # every fifth digit
 COUNTED = 4  # digits of an image in which one is counted
 QUESTIONS = {
@@ -32,11 +32,11 @@ Digits = dict[int, list[np.ndarray]]
 
 
 def generate(count: int, seed: int, trained: int) -> list[dict[str, Any]]:
-    """Generate `count` source rows `{question, answer, images}`; those behind the first `trained` are held out.
+    """Generate `count` source rows `{question, answer, images}`.
 
-    A third of them asks for a sum, a third for the larger of two digits, and a third how many of four digits are a
-    given one. The answer is the digits line by line, and the result: `3 9 #### 12`. UserError without
-    scikit-learn.
+    Those behind the first `trained` are held out. A third asks for a sum, a third for the larger of two digits, and a
+    third how many of four digits are a given one. The answer is the digits line by line, and the result:
+    `3 9 #### 12`. UserError without scikit-learn.
     """
     rng = random.Random(seed)
     every = _written_digits()
@@ -99,10 +99,9 @@ def _counted(asked: int, rng: random.Random) -> list[int]:
 
 
 def _cell(digit: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Place a digit in its square, uint8[CELL, CELL]: here or there, more or less bright and upright."""
+    """Place a digit in its square, uint8[CELL, CELL], here or there and more or less bright."""
     bright = rng.uniform(0.7, 1.0) * 255 / WHITE
     drawn = Image.fromarray((digit * bright).astype(np.uint8)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    drawn = drawn.rotate(rng.uniform(-TILT, TILT), Image.Resampling.BILINEAR)
     cell = np.zeros((CELL, CELL), np.uint8)
     top, left = (rng.randint(0, CELL - SIDE) for _ in range(2))
     cell[top : top + SIDE, left : left + SIDE] = np.asarray(drawn)
@@ -110,7 +109,7 @@ def _cell(digit: np.ndarray, rng: random.Random) -> np.ndarray:
 
 
 def _written(pixels: np.ndarray) -> str:
-    """Write an image as a data URI, which a row holds and a browser shows."""
+    """Write an image as a data URI, which browsers show."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -123,7 +122,7 @@ def _by_value(digits: Sequence[tuple[int, np.ndarray]]) -> Digits:
 def _written_digits() -> list[tuple[int, np.ndarray]]:
     """Load (value, float64[8, 8] from 0 to `WHITE`) of each digit."""
     try:
-        from sklearn.datasets import load_digits
+        load_digits = import_module("sklearn.datasets").load_digits
     except ImportError:
         raise UserError("--task digits needs scikit-learn's digits; pip install scikit-learn.") from None
     digits = load_digits()
