@@ -49,6 +49,7 @@ NOT_HERE = {
     "mindrlhf generate --model Qwen2.5-VL": "the model in place of each real one has no images; as the next line",
     "mindrlhf eval --model Qwen2.5-VL": "tests/commands/test_seeing_commands.py runs it with a model that has",
     "mindrlhf train --load_sft_checkpoint_train Qwen2.5-VL": "as tests/trainer/test_seeing_policy.py",
+    "mindrlhf train --grpo_config examples/recipes/geo3k.yaml": "as the line above",
     "mindrlhf launch --with ray": "needs Ray; tests/launchers/test_started_again.py runs it",
     "docker build": "needs a container engine; tests/docker checks the steps",
     "bash docker/run_ascend.sh": "needs a container engine and a device",

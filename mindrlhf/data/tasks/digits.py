@@ -99,7 +99,7 @@ def _counted(asked: int, rng: random.Random) -> list[int]:
 
 
 def _cell(digit: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Place a digit in its square, uint8[CELL, CELL], here or there and more or less bright."""
+    """Place a digit in its square, uint8[CELL, CELL], anywhere and more or less bright."""
     bright = rng.uniform(0.7, 1.0) * 255 / WHITE
     drawn = Image.fromarray((digit * bright).astype(np.uint8)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     cell = np.zeros((CELL, CELL), np.uint8)
