@@ -79,7 +79,10 @@ def test_nothing_else_is_shipped(root):
     names = {name for pair in (*PAIRS, *OTHERS, TINY, TINY_EXPERTS) for name in pair} | {
         f"{name}_cpu" for pair in PAIRS for name in pair
     }
-    assert {path.stem for path in (root / "model_configs" / "qwen_grpo").iterdir()} == names
+    folder = root / "model_configs" / "qwen_grpo"
+    assert {path.stem for path in folder.glob("*.*")} == names
+    shapes = {path.relative_to(folder).as_posix() for path in folder.glob("*/*")}
+    assert shapes == {"qwen2_5_vl_tiny/config.json", "qwen2_5_vl_tiny/preprocessor_config.json"}
 
 
 @pytest.mark.parametrize("pair", PAIRS | OTHERS, ids=lambda pair: pair[0])
