@@ -21,11 +21,11 @@ from mindrlhf.errors import UserError
 CELL, SIDE = 16, 14  # pixels of a digit's square in an image, and of the digit in it
 WHITE = 16  # of scikit-learn's digits
 HELD_OUT = 5  # every fifth digit
-COUNTED = 4  # digits of an image in which one is counted
+COUNTED, ASKED = 4, 7  # digits of an image in which one is counted, and the one
 QUESTIONS = {
     "sum": "What is the sum of the two digits?",
     "larger": "Which digit is the larger one?",
-    "count": "How many digits are {}?",
+    "count": "How many sevens are there?",
 }
 
 Digits = dict[int, list[np.ndarray]]
@@ -35,7 +35,7 @@ def generate(count: int, seed: int, trained: int) -> list[dict[str, Any]]:
     """Generate `count` source rows `{question, answer, images}`.
 
     Those behind the first `trained` are held out. A third asks for a sum, a third for the larger of two digits, and a
-    third how many of four digits are a given one. The answer is the digits line by line, and the result:
+    third how many of four digits are sevens. The answer is the digits line by line, and the result:
     `3 9 #### 12`. UserError without scikit-learn.
     """
     rng = random.Random(seed)
@@ -73,12 +73,11 @@ def _shown(row: dict[str, Any]) -> int:
 def _problems(digits: Digits, count: int, rng: random.Random) -> list[dict[str, Any]]:
     def draw() -> tuple[str, dict[str, Any]]:
         kind = rng.choice(list(QUESTIONS))
-        asked = rng.randrange(10)
-        values = [rng.randrange(10) for _ in range(2)] if kind != "count" else _counted(asked, rng)
-        result = {"sum": sum(values), "larger": max(values), "count": values.count(asked)}[kind]
+        values = [rng.randrange(10) for _ in range(2)] if kind != "count" else _counted(rng)
+        result = {"sum": sum(values), "larger": max(values), "count": values.count(ASKED)}[kind]
         image = _written(_arranged([_cell(rng.choice(digits[value]), rng) for value in values]))
         answer = f"{' '.join(map(str, values))} {MARK} {result}"
-        question = f"<image>{QUESTIONS[kind].format(asked)}"
+        question = f"<image>{QUESTIONS[kind]}"
         return question + image, {"question": question, "answer": answer, "images": [image]}
 
     return distinct(count, draw, "digits")
@@ -89,11 +88,11 @@ def _arranged(cells: Sequence[np.ndarray]) -> np.ndarray:
     return np.vstack([np.hstack(cells[first : first + 2]) for first in range(0, len(cells), 2)])
 
 
-def _counted(asked: int, rng: random.Random) -> list[int]:
+def _counted(rng: random.Random) -> list[int]:
     """Draw digits of which any number is the one that is asked for."""
-    others = [value for value in range(10) if value != asked]
+    others = [value for value in range(10) if value != ASKED]
     there = rng.randint(0, COUNTED - 1)
-    values = [asked] * there + rng.choices(others, k=COUNTED - there)
+    values = [ASKED] * there + rng.choices(others, k=COUNTED - there)
     rng.shuffle(values)
     return values
 
