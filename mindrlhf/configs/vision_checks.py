@@ -4,28 +4,19 @@ from collections.abc import Sequence
 
 from mindrlhf.configs.grpo import GRPOSettings, RolloutSettings
 from mindrlhf.configs.images import no_image_settings
-from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 
 
-def check_seeing(config: SFTSettings, yaml: ModelYaml, model: ModelConfig, checkpoint: str) -> None:
-    """Check the settings of fine-tuning a model that sees."""
-    _check_alike(config.lora, (yaml,), model, checkpoint)
-
-
-def check_seeing_policy(
-    config: GRPOSettings, yamls: Sequence[ModelYaml], model: ModelConfig, flags: TrainFlags
-) -> None:
+def check_seeing_policy(config: GRPOSettings, yaml: ModelYaml, model: ModelConfig, flags: TrainFlags) -> None:
     """Check the settings of reinforcement learning for a model that sees.
 
-    yamls: of training and generation.
+    yaml: of training.
     """
-    checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer or yamls[0].path
-    _check_alike(config.lora, yamls, model, checkpoint)
+    checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer or yaml.path
+    check_seeing(model, checkpoint)
     if flags.replay and not flags.mind_dataset_dir:
         raise UserError("--replay needs --mind_dataset_dir too with a model that sees: a record has no images.")
     check_seeing_alone(config.rollout, "rollout.")
@@ -42,18 +33,10 @@ def check_seeing_policy(
             raise UserError(f"{key} is {value}, which models that see do not have yet; leave it out.")
 
 
-def _check_alike(lora: LoraSettings, yamls: Sequence[ModelYaml], model: ModelConfig, checkpoint: str) -> None:
-    """Check what all kinds of training have in common."""
+def check_seeing(model: ModelConfig, checkpoint: str) -> None:
+    """Check a model that sees for training."""
     if model.vision.images is None:
         raise no_image_settings(checkpoint)
-    for yaml in yamls:
-        if yaml.parallel.workers > 1:
-            found = f"{yaml.path}: asks for {yaml.parallel.workers} ranks"
-            raise UserError(f"{found}, and models that see train in one process yet; set parallel_config to one rank.")
-    if lora.enabled:
-        raise UserError(
-            "lora.rank or lora.adapter_path is set, and models that see have no adapters yet; leave it out."
-        )
 
 
 def check_generating_images(

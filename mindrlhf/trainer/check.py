@@ -99,7 +99,7 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     checkpoint = flags.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint, seeing=True), checkpoint or "")
     if model.vision:
-        check_seeing(config, yaml, model, checkpoint)
+        check_seeing(model, checkpoint)
     check_sft(config, yaml, model, started_workers())
     model = with_adapters(model.with_router(config.train.freeze_router), config.lora, checkpoint)
     check_dropout(yaml, model.dropout)
@@ -123,7 +123,7 @@ def read_model(
     model = train.architecture(hf, path or "")
     infer_model = infer.architecture(checkpoint_config(infer_path, seeing=True) or hf, infer_path or path or "")
     if model.vision:
-        check_seeing_policy(config, (train, infer), model, flags)
+        check_seeing_policy(config, train, model, flags)
     check_grpo(config, train, infer, model, infer_model, workers)
     model = with_adapters(model.with_router(config.train.freeze_router), config.lora, path)
     check_dropout(train, model.dropout)

@@ -157,8 +157,6 @@ def test_reference_validation_and_several_updates_run(seeing, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("train_yaml.parallel_config.data_parallel=2",), "asks for 2 ranks, and models that see train in one process"),
-        (("lora.rank=4",), "models that see have no adapters yet"),
         (("rollout.tools=[calculator]",), "rollout.tools is set, and models that see answer single prompts yet"),
         (("trainer.staleness=1",), "trainer.staleness is 1, which models that see do not have yet"),
         (("dynamic_sampling.enabled=True",), "dynamic_sampling.enabled is True, which models that see do not have"),

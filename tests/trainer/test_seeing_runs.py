@@ -82,18 +82,6 @@ def test_a_resumed_run_is_the_one_that_was_never_stopped(seeing, tmp_path):
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("train_yaml.parallel_config.data_parallel=2",), "asks for 2 ranks, and models that see train in one process"),
-        (("lora.rank=4",), "models that see have no adapters yet"),
-    ],
-)
-def test_what_is_not_done_with_images_yet_is_refused(seeing, tmp_path, capfd, settings, message):
-    assert jobs.call(tuning(seeing, tmp_path, *settings)) == 2
-    assert message in capfd.readouterr().err
-
-
 @pytest.mark.slow
 def test_answers_to_held_out_problems_are_scored(seeing, tmp_path):
     right = "def right(completion, ground_truth):\n    return float(completion.strip() == ground_truth)\n"

@@ -1,0 +1,96 @@
+"""GRPO of a model that sees on several ranks, against one process, with no, one and several images a row."""
+
+import json
+import shutil
+
+import jobs
+import numpy as np
+import pytest
+from seeing_task import make_seeing_task
+
+REWARD = """
+def likes(prompt, completion, fields):
+    return fields["level"] + len(set(completion)) / 10
+"""
+SETTINGS = (
+    "data.prompts_per_step=4",
+    "rollout.num_generations=4",
+    "rollout.max_new_tokens=6",
+    "rollout.verify_weights=True",
+    "rollout.temperature=0.7",
+    "train.length_bucket=16",
+    "optimizer.lr=1e-3",
+    "optimizer.eps=1e-5",
+    "algorithm.beta=0.1",
+    "trainer.total_steps=2",
+)
+LAYOUTS = {  # workers, layouts of training and generation
+    "dp2": (2, "dp2", "dp2"),
+    "dp2 to tp2": (2, "dp2", "tp2"),
+    "tp2 sp to dp2": (2, "tp2sp", "dp2tp1"),
+    "pp2 to tp2": (2, "pp2", "tp2"),
+    "tp2 pp2 to dp2 tp2": (4, "tp2pp2", "dp2tp2"),
+}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    task = make_seeing_task(tmp_path_factory.mktemp("seeing"))
+    (task.rows.parent / "reward.py").write_text(REWARD)
+    rows = [json.loads(line) for line in task.asked.read_text().splitlines()]
+    rows = [row | {"question": "Which colour?"} for row in rows if "question" in row]
+    for row in rows[::3]:
+        row["images"] = []
+    assert {len(row["images"]) for row in rows} == {0, 1, 2}
+    task.asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return task
+
+
+@pytest.fixture(scope="module")
+def train(seeing):
+    def run(folder, *settings, workers=0, **flags):
+        given = {"load_sft_checkpoint_train": seeing.model, "mind_dataset_dir": seeing.asked}
+        given |= {"save_ckpt_dir": folder / "ckpt", "save_data_file": folder / "rollouts.mindrecord"}
+        words = [str(part) for name, value in (given | flags).items() for part in (f"--{name}", value)]
+        reward = f"reward.functions=[{{name: '{seeing.rows.parent}/reward.py:likes'}}]"
+        jobs.train_apart(["train", *words, reward, *SETTINGS, *settings], workers, timeout=500)
+        return jobs.Run(folder)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole"))
+
+
+def layouts(ours, theirs):
+    return (*jobs.layout("train", ours), *jobs.layout("infer", theirs))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_train_as_one_process(train, whole, tmp_path, name):
+    workers, ours, theirs = LAYOUTS[name]
+    run = train(tmp_path, *layouts(ours, theirs), workers=workers)
+    assert run.responses == whole.responses
+    for key in ("actor/grad_norm", "actor/pg_loss", "actor/kl_loss"):
+        np.testing.assert_allclose(run.column(key), whole.column(key), rtol=1e-4, atol=1e-6, err_msg=key)
+    for key, weight in whole.weights.items():
+        assert np.linalg.norm(run.weights[key] - weight) <= 1e-5 * np.linalg.norm(weight), key
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_ranks_are_resumed(train, tmp_path):
+    """Bit for bit, with moments that the ranks share."""
+    settings = (*layouts("dp2", "tp2"), "train_yaml.parallel.enable_parallel_optimizer=True", "trainer.save_freq=1")
+    through = train(tmp_path / "through", *settings, workers=2)
+    shutil.copytree(through.folder, tmp_path / "stopped")
+    for name in ("step_000002", "hf"):
+        shutil.rmtree(tmp_path / "stopped" / "ckpt" / name)
+    again = train(tmp_path / "stopped", *settings, workers=2, resume_training="auto")
+    assert again.responses == through.responses
+    for key, weight in through.weights.items():
+        np.testing.assert_array_equal(again.weights[key], weight, err_msg=key)
