@@ -19,6 +19,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import brief
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.vision.rows import is_tower
 
 
 def base_path(folder: str | Path) -> str:
@@ -42,7 +43,7 @@ def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
             return None
         adapter = TypeAdapter(Adapter).validate_python(saved)
         recorded = Base(checkpoint.run["base"]["path"], checkpoint.run["base"]["fingerprint"])
-    model = read_hf_config(checkpoint.hf_folder).model_copy(update={"adapter": adapter})
+    model = read_hf_config(checkpoint.hf_folder, seeing=True).model_copy(update={"adapter": adapter})
     rows = [spec for spec in parameter_table(model) if spec.adapts]
     weights = checkpoint.weights(WEIGHTS, {spec.name: spec.shape for spec in rows})
     arrays = {name: tensor for spec in rows for name, tensor in split(spec, weights.read(spec.name))}
@@ -68,6 +69,9 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
     if not any(spec.adapts for spec in parameter_table(model)):
         named = f"lora.target_modules is {brief(adapter.target_modules)}, and without lora.exclude_modules that"
         raise UserError(f"{named} is no module of the model; use all-linear, or names like q_proj and down_proj.")
+    if model.dropout and any(spec.adapts and is_tower(spec) for spec in parameter_table(model)):
+        found = f"lora.dropout is {model.dropout:g}, and adapters of the vision tower have none"
+        raise UserError(f"{found}; set it to 0, or lora.target_modules to modules of the text (all-linear is those).")
     return model
 
 

@@ -5,7 +5,7 @@ Folders written here load in `peft`, `transformers` and vLLM; their folders load
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import write_json
 from mindrlhf.files.text import some
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.vision.rows import released
 from mindrlhf.parallel.layout import inside, overlap, selected
 
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -128,12 +129,21 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     arrays = {}
     for name, tensor in tensors.items():
         _check_tensor(adapter, tensor, tensors)
-        arrays[name.removeprefix(_PREFIX)] = tensor.read()
-        if fault := fault_of(arrays[name.removeprefix(_PREFIX)]):
+        array = tensor.read()
+        if fault := fault_of(array):
             raise UserError(f"{file}: {name} holds {fault}; get an adapter that was trained without.")
+        arrays[released(name.removeprefix(_PREFIX))] = array
     if not arrays:
         raise UserError(f"{file}: holds no tensor; get the adapter again.")
+    if any(name.removeprefix(_PREFIX) not in arrays for name in tensors):
+        adapter = _of_modules(adapter, arrays)
     return StoredAdapter(folder, adapter, arrays, base)
+
+
+def _of_modules(adapter: Adapter, arrays: Iterable[str]) -> Adapter:
+    """Name the modules of arrays in place of regular expressions, which are of other paths."""
+    modules = tuple(dict.fromkeys(name.rpartition(".lora_")[0] for name in arrays))
+    return replace(adapter, target_modules=modules, exclude_modules=())
 
 
 def _check_tensor(adapter: Adapter, tensor: StoredTensor, tensors: Mapping[str, StoredTensor]) -> None:
@@ -168,22 +178,24 @@ def write_adapter(
     base: Base,
     card: Mapping[str, bytes] | None = None,
     replaces: bool = False,
+    in_memory: Callable[[str], str] = str,
 ) -> None:
     """Write an adapter folder, which appears complete or not at all.
 
     arrays: module path and `.lora_A.weight` or `.lora_B.weight` -> float array. base: its sha256 is set here. card:
     files of the model card. replaces: replace an earlier folder of a model; any other non-empty folder is refused.
+    in_memory: of the model's family.
     """
     if replaces:
         check_replaceable(Path(folder))
-    names = {f"{_PREFIX}{name}": array for name, array in sorted(arrays.items())}
+    names = {f"{_PREFIX}{in_memory(name)}": array for name, array in sorted(arrays.items())}
     with atomic_folder(folder, replaces) as temporary:
         digest = hashlib.sha256()
         layout = [(name, array.shape) for name, array in names.items()]
         write_safetensors(temporary / PEFT_WEIGHTS_FILE, layout, names.values(), "float32", {"format": "pt"}, digest)
-        modules = [name.rpartition(".lora_")[0] for name in arrays]
+        modules = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in arrays))
         described = replace(base, sha256=digest.hexdigest())
-        write_json(temporary / PEFT_CONFIG_FILE, peft_config(adapter, modules, described))
+        write_json(temporary / PEFT_CONFIG_FILE, peft_config(adapter, modules, described, in_memory))
         write_json(temporary / OWN_FILE, own_facts(described))
         for name, text in (card or {}).items():
             (temporary / name).write_bytes(text)

@@ -1,6 +1,6 @@
 """PEFT's `adapter_config.json`: adapters described, unsupported settings refused by name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -139,22 +139,27 @@ def _plain(raw: Mapping[str, Any], where: str) -> PeftConfig:
     return build(PeftConfig, raw, Layer(dict(raw), {(): where}), strict=False)
 
 
-def peft_config(adapter: Adapter, modules: Iterable[str], base: Base) -> dict[str, Any]:
+def peft_config(
+    adapter: Adapter, modules: Sequence[str], base: Base, in_memory: Callable[[str], str] = str
+) -> dict[str, Any]:
     """Build the content of an `adapter_config.json`, with PEFT's keys alone.
 
     modules: paths of all adapted modules. vLLM treats `all-linear` as a regular expression, so the modules' last names
-    are written instead.
+    are written instead; their paths, where those of `in_memory` are others and a tower has modules of the same names.
     """
-    last_names = sorted({module.rpartition(".")[2] for module in modules})
+    paths = sorted(map(in_memory, modules))
+    moved = set(paths) != set(modules)
+    names = paths if moved else sorted({module.rpartition(".")[2] for module in modules})
+    listed = adapter.target_modules == ALL_LINEAR or (moved and isinstance(adapter.target_modules, str))
     return _KEYS["written"] | {
         "alpha_pattern": {key: _whole(alpha) for key, alpha in adapter.alpha_pattern.items()},
         "base_model_name_or_path": id_of(base.name or "") or base.name,
-        "exclude_modules": adapter.exclude_modules or None,
+        "exclude_modules": None if listed and moved else adapter.exclude_modules or None,
         "lora_alpha": _whole(adapter.alpha),
         "lora_dropout": adapter.dropout,
         "r": adapter.rank,
         "rank_pattern": dict(adapter.rank_pattern),
-        "target_modules": last_names if adapter.target_modules == ALL_LINEAR else adapter.target_modules,
+        "target_modules": names if listed else adapter.target_modules,
         "use_rslora": adapter.use_rslora,
     }
 

@@ -20,7 +20,7 @@ from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_sharded, open_weights, rank_folders
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.parameters import ParameterSpec, kept_rows, parameter_table
 from mindrlhf.parallel.layout import Slices, full_layout
 from mindrlhf.parallel.partition import Partition
 
@@ -170,8 +170,8 @@ def _index(part: Partition | None) -> Index:
 
 
 def checkpoint_reader(checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None) -> Reader:
-    """Return a reader of a training checkpoint's trained parameters, or one rank's parts."""
-    weights = checkpoint.weights(kind, {spec.name: spec.shape for spec in parameter_table(model) if spec.trains})
+    """Return a reader of a training checkpoint's parameters, or one rank's parts."""
+    weights = checkpoint.weights(kind, {spec.name: spec.shape for spec in kept_rows(model)})
     index = _index(part)
     return lambda spec: weights.read(spec.name, index(spec))
 
@@ -179,10 +179,11 @@ def checkpoint_reader(checkpoint: Checkpoint, kind: str, model: ModelConfig, par
 def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) -> Reader:
     """Return a reader of one rank's policy when a run continues."""
     read = checkpoint_reader(checkpoint, WEIGHTS, part.model, part)
-    if part.trained_layout == part.layout:
+    if part.kept_layout == part.layout:
         return read
+    kept = {spec.name for spec in kept_rows(part.model)}
     unchanged = replace(first, adapter=None).reader(part)
-    return lambda spec: (read if spec.trains else unchanged)(spec)
+    return lambda spec: (read if spec.name in kept else unchanged)(spec)
 
 
 def merged_source(weights: Weights) -> WeightSource:

@@ -15,10 +15,12 @@ from mindrlhf.checkpoint.peft import StoredAdapter, write_adapter
 from mindrlhf.checkpoint.resume import Checkpoint, newest
 from mindrlhf.checkpoint.weights import Weights, checkpoint_reader
 from mindrlhf.commands.convert import DTYPES
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.progress import Progress, counted
 from mindrlhf.model_roles import POLICY, ROLES, SAVED
+from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import parameter_table
 
 TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # of GGUF files
@@ -53,13 +55,13 @@ def run(args: argparse.Namespace) -> None:
         return
     dtype = DTYPES[args.dtype or "fp32"]
     checkpoint = newest(args.checkpoint)
-    config = read_hf_config(checkpoint.hf_folder)
+    config = read_hf_config(checkpoint.hf_folder, seeing=True)
     config = config.as_critic() if ROLES[args.role].value_head else config
     first, stored = Weights(str(checkpoint.folder), config, 0).split() if args.role == "policy" else (None, None)
     if stored is None and (args.merge or args.base):
         raise UserError(f"{checkpoint.folder}: holds whole weights of the {args.role}; leave out --merge and --base.")
     if stored is not None and not args.merge:
-        _write_adapter(args, checkpoint, stored)
+        _write_adapter(args, checkpoint, stored, config)
         return
     tokenizer = Tokenizer.from_path(checkpoint.hf_folder)
     if stored is None:
@@ -94,11 +96,14 @@ def foreign(tokenizer: Tokenizer) -> str:
     return f"not for llama.cpp or ollama as it is: the tokenizer has {found}" if found else ""
 
 
-def _write_adapter(args: argparse.Namespace, checkpoint: Checkpoint, stored: StoredAdapter) -> None:
+def _write_adapter(
+    args: argparse.Namespace, checkpoint: Checkpoint, stored: StoredAdapter, config: ModelConfig
+) -> None:
     """Write the adapter in PEFT's format."""
     card = _card(checkpoint)
     base = replace(stored.base, name=args.base or stored.base.name)
-    write_adapter(args.output, stored.adapter, stored.arrays, base, card=adapter_card(card))
+    in_memory = FAMILIES[config.family].in_memory
+    write_adapter(args.output, stored.adapter, stored.arrays, base, adapter_card(card), in_memory=in_memory)
     print(f"{args.output}: the adapter after step {checkpoint.step}, {len(stored.arrays)} tensors, of {base.name}")
 
 

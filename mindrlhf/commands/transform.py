@@ -117,7 +117,7 @@ def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
     """
     trained = hf_folder(source) if _is_trained(source) else None
     config_file = (trained or (source if source.is_dir() else source.parent)) / CONFIG_FILE
-    hf = read_hf_config(config_file.parent) if config_file.is_file() else None
+    hf = read_hf_config(config_file.parent, seeing=True) if config_file.is_file() else None
     yamls = [wish for wish in (origin, goal) if isinstance(wish, ModelYaml)]
     models = [yaml.architecture(hf, str(config_file)) for yaml in yamls]
     if len(yamls) == 2:

@@ -15,6 +15,7 @@ from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.reward_models import with_model_args
 from mindrlhf.configs.run import RunSettings
+from mindrlhf.configs.vision import PartName
 from mindrlhf.data.truncation import TRUNCATIONS
 
 Seed = Annotated[int, Field(ge=0, le=2**62)]  # int64 also holds the sum of the seed and validation's offset
@@ -202,6 +203,9 @@ class TrainSettings(Settings):
     router_aux_loss_coef, Megatron moe_aux_loss_coeff)."""
     freeze_router: bool = False
     """Do not change the routers of experts in updates."""
+    freeze: tuple[PartName, ...] = ()
+    """Parts of a model that sees that updates do not change: vision is the tower, merger what joins it to the text,
+    text everything else (verl actor.freeze_vision_tower is [vision, merger])."""
 
 
 class MemorySettings(Settings):

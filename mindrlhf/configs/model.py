@@ -1,6 +1,6 @@
 """Architecture of a decoder, and its HF `config.json`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,7 +10,7 @@ from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model_names import HF_EXPERT_KEYS, HF_KEYS, HF_SPELLINGS
 from mindrlhf.configs.problems import brief, build
 from mindrlhf.configs.unsupported import WITH_IMAGES, unsupported
-from mindrlhf.configs.vision import SECTIONED, VisionConfig, flattened, read_vision
+from mindrlhf.configs.vision import SECTIONED, PartName, VisionConfig, flattened, read_vision
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
@@ -96,6 +96,7 @@ class ModelConfig(Settings):
         (), description="Layers that are dense in any case, by index."
     )
     router_trains: bool = Field(True, description="Updates change the routers of experts.")
+    frozen: tuple[PartName, ...] = Field((), description="Parts of a model that sees that updates do not change.")
     value_head: bool = Field(False, description="The model is a critic: its head gives one number for each token.")
     vision: VisionConfig | None = Field(None, description="The tower and tokens of a model that sees.")
     adapter: Adapter | None = Field(None, description="Low-rank adapters, which train in place of the weights.")
@@ -173,16 +174,21 @@ class ModelConfig(Settings):
 
     def as_critic(self) -> "ModelConfig":
         """Return the same transformer with a value head in place of its own."""
-        return self.model_copy(update={"value_head": True, "tie_word_embeddings": False, "adapter": None})
+        return self.model_copy(update={"value_head": True, "tie_word_embeddings": False, "adapter": None, "frozen": ()})
 
-    def with_router(self, frozen: bool) -> "ModelConfig":
-        """Return the same model with routers that train or do not."""
-        return self.model_copy(update={"router_trains": not frozen})
+    def with_frozen(self, router: bool, parts: Sequence[PartName]) -> "ModelConfig":
+        """Return the same model with a router and parts that updates change or do not."""
+        return self.model_copy(update={"router_trains": not router, "frozen": tuple(parts)})
 
     @property
     def base(self) -> "ModelConfig":
-        """Architecture without adapters."""
-        return self.model_copy(update={"adapter": None})
+        """Architecture without adapters and frozen parts."""
+        return self.model_copy(update={"adapter": None, "frozen": ()})
+
+    @property
+    def text_trains(self) -> bool:
+        """True if updates change the layers' own weights and the head."""
+        return self.adapter is None and "text" not in self.frozen
 
     @property
     def dropout(self) -> float:

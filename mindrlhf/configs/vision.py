@@ -1,7 +1,7 @@
 """Vision tower of a model that sees, and its keys in an HF `config.json`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -55,6 +55,9 @@ TOKENS = {
 CHANNELS = 3
 CHANNEL_KEYS = ("in_chans", "in_channels")  # of released files, and as transformers reads it
 OUT_KEY = "out_hidden_size"
+
+PartName = Literal["vision", "merger", "text"]
+"""Part of a model that sees: the tower, the merger behind it, the decoder."""
 
 Size = Annotated[int, Field(ge=1, le=MOST_SIZE)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -1,11 +1,14 @@
 """Checks of jobs and commands with a model that sees; each raises UserError."""
 
 from collections.abc import Sequence
+from typing import get_args
 
 from mindrlhf.configs.grpo import GRPOSettings, RolloutSettings
 from mindrlhf.configs.images import no_image_settings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.vision import PartName
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 
@@ -37,6 +40,20 @@ def check_seeing(model: ModelConfig, checkpoint: str) -> None:
     """Check a model that sees for training."""
     if model.vision.images is None:
         raise no_image_settings(checkpoint)
+
+
+def check_frozen(config: GRPOSettings | SFTSettings, model: ModelConfig) -> None:
+    """Check the parts that updates do not change."""
+    parts = config.train.freeze
+    if not parts:
+        return
+    given = f"train.freeze is [{', '.join(parts)}]"
+    if model.vision is None:
+        raise UserError(f"{given}, and a model of the family {model.family} has no such parts; leave it out.")
+    if config.lora.enabled:
+        raise UserError(f"{given}, and with lora only adapters train; leave it out, or see lora.exclude_modules.")
+    if len(set(parts)) == len(get_args(PartName)):
+        raise UserError(f"{given}, and nothing else would train; leave a part out.")
 
 
 def check_generating_images(

@@ -160,7 +160,7 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
 def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
     """Count logits that the head keeps, and peak numbers that its backward pass adds."""
     chunk = stage.logits(rows)
-    own = stage.model.adapter is None and not stage.fused_head  # else there is no such matrix, or it is the buffer's
+    own = stage.model.text_trains and not stage.fused_head  # else there is no such matrix, or it is the buffer's
     matrix = stage.vocabulary * stage.model.hidden_size if own else 0
     if chunk < rows * stage.vocabulary:  # a chunk is freed once the next one exists
         return 0, stage.head(rows) + (chunk if stage.fused_head else 3 * matrix)

@@ -42,14 +42,15 @@ def phase_flops(roles: Mapping[str, RoleModel], groups: Sequence[tuple], iterati
     """Count a step's operations by phase.
 
     roles: see `Job`. groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under
-    adapters have no gradients. Each model is assumed to have the policy's tokens, and verdicts their greatest length.
+    adapters and frozen ones have no gradients. Each model is assumed to have the policy's tokens, and verdicts their
+    greatest length.
     """
     once: dict[str, float] = {}
     for name, one in roles.items():
         role = role_of(name).name
         once[role] = once.get(role, 0.0) + sum(_once(one, *group) for group in groups)
     return {
-        name: (phase.passes - (phase.kind == "update" and roles[phase.role].model.adapter is not None))
+        name: (phase.passes - (phase.kind == "update" and not roles[phase.role].model.text_trains))
         * (iterations if phase.kind == "update" else 1)
         * once[phase.role]
         for name, phase in PHASES.items()

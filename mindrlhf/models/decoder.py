@@ -89,14 +89,14 @@ class Decoder(nn.Cell):
         self.drops = dropout > 0
         self._hold_arrays(config, numbers, replays, records)
         self.hidden_size = config.hidden_size
-        self.head_trains = config.adapter is None
+        self.head_trains = config.text_trains
+        adapters = adapter_rows(config)
         if self.is_first:
             self.embed = Embedding(parameters.get(EMBEDDING), config.vocab_size, config.tie_word_embeddings, shards)
-            self.tower = Tower(config.vision, parameters, operators) if self.sees else None
+            self.tower = Tower(config.vision, parameters, operators, adapters) if self.sees else None
         if self.is_last:
             self._hold_head(config, parameters, packed or {})
         of_halves = operators.composed if dropout else operators
-        adapters = adapter_rows(config)
         materials = [
             Materials(
                 layer=i,

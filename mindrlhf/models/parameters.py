@@ -14,7 +14,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.axes import TENSOR
 from mindrlhf.models.families import FAMILIES, Family
 from mindrlhf.models.parameter_spec import Cut, HfTensor, ParameterSpec
-from mindrlhf.models.vision.rows import is_tower
+from mindrlhf.models.vision.rows import HF_PATCHES, is_tower, part_of
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
 FINAL_NORM = "model.norm_out.weight"
@@ -29,8 +29,15 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     A critic's head maps hidden states to one number, and is cut by columns.
     An adapter's matrices follow the weight that they belong to; with adapters nothing else trains.
     """
-    rows = _base_table(config.model_copy(update={"adapter": None}), FAMILIES[config.family])
+    rows = _base_table(config.base, FAMILIES[config.family])
+    if config.frozen:
+        rows = tuple(replace(row, trains=part_of(row) not in config.frozen) for row in rows)
     return rows if config.adapter is None else _adapted(rows, config.adapter)
+
+
+def kept_rows(config: ModelConfig) -> list[ParameterSpec]:
+    """List the parameters that training checkpoints hold: all, or those of adapters alone."""
+    return [spec for spec in parameter_table(config) if spec.trains or config.adapter is None]
 
 
 @lru_cache(maxsize=16)
@@ -119,6 +126,10 @@ def _adapted(rows: Iterable[ParameterSpec], adapter: Adapter) -> tuple[Parameter
     for row in rows:
         adapted.append(replace(row, trains=False))
         found = {adapter.of(tensor.module) for tensor in row.hf_tensors} if row.kind == "matrix" else {None}
+        if found != {None} and row.hf_name == HF_PATCHES:
+            module = row.hf_name.removesuffix(".weight")
+            found = f"the adapter's target_modules name {module}, a convolution, which has no adapters here"
+            raise UserError(f"{found}; name it in lora.exclude_modules.")
         if len(found) > 1:
             raise UserError(
                 f"lora gives the tensors of {row.hf_name} several ranks; they are one stack, with one rank."

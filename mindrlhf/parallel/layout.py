@@ -252,9 +252,9 @@ def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
     trained = [layout.placements[spec.name].shardings for spec in parameter_table(model) if spec.trains]
     idle = set(range(layout.stages)).difference(*trained)
     if idle:
-        found = f"{yaml.path}: pipeline stage {min(idle)} has no adapter, and each stage must train something"
-        right = "give layers of all stages adapters (lora.target_modules), or set parallel_config.pipeline_stage to 1"
-        raise UserError(f"{found}; {right}.")
+        found = f"{yaml.path}: pipeline stage {min(idle)} has nothing that trains, and each stage must"
+        right = "leave text out of train.freeze" if model.frozen else "give its layers adapters (lora.target_modules)"
+        raise UserError(f"{found}; {right}, or set parallel_config.pipeline_stage to 1.")
     return layout
 
 

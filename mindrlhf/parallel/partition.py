@@ -8,7 +8,7 @@ from itertools import chain
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.models.axes import COPY_AXES, DATA_AXES, EXPERT, MODEL_AXES, PIPELINE, TENSOR
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.parameters import ParameterSpec, kept_rows, parameter_table
 from mindrlhf.parallel.layout import Layout, Shape, Slices, model_layout, replica_sharded, split_layers, yaml_layout
 from mindrlhf.parallel.mesh import Coordinates, Mesh
 
@@ -79,6 +79,11 @@ class Partition:
     def trained_layout(self) -> Layout:
         """Layout of the parameters that train."""
         return self.layout.only(spec.name for spec in parameter_table(self.model) if spec.trains)
+
+    @cached_property
+    def kept_layout(self) -> Layout:
+        """Layout of the parameters that training checkpoints hold."""
+        return self.layout.only(spec.name for spec in kept_rows(self.model))
 
     def slices(self, spec: ParameterSpec, rank: int | None = None) -> Slices | None:
         """Compute the part of a parameter on a rank; this rank by default."""

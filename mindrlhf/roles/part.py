@@ -34,8 +34,9 @@ from mindrlhf.model_roles import Role, RoleModel
 from mindrlhf.models.axes import COPY_AXES, DATA_AXES, EXPERT, PIPELINE, TENSOR
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.expert_layers import BALANCE
+from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.initialize import build_parameters
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.parameters import ParameterSpec, kept_rows, parameter_table
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.gradients import ReduceGradients
 from mindrlhf.parallel.layout import Layout
@@ -221,7 +222,7 @@ class ModelPart:
 
     def arrays(self) -> Arrays:
         """Return kind -> (layout, parameters) of everything that training changes, for checkpoints."""
-        return {**self.trained_arrays(), **self.moment_arrays()} if self.updater else {}
+        return {**self.kept_arrays(), **self.moment_arrays()} if self.updater else {}
 
     def counters(self) -> dict[str, Any]:
         """Return name -> object with `state_dict` and `load_state_dict`, for checkpoints."""
@@ -246,11 +247,12 @@ class ModelPart:
             moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
             yield f"{training.moments}.{number}", moments, True
 
-    def trained_arrays(self) -> Arrays:
-        """Return the parameters that train as `arrays` does."""
+    def kept_arrays(self) -> Arrays:
+        """Return the parameters that checkpoints hold as `arrays` does."""
         shard = self.partition
-        parameters = {spec.name: self.parameters[spec.name] for spec in shard.trained}
-        return {self.role.checkpoint: (shard.trained_layout, parameters)}
+        kept = {spec.name for spec in kept_rows(shard.model)}
+        parameters = {name: parameter for name, parameter in self.parameters.items() if name in kept}
+        return {self.role.checkpoint: (shard.kept_layout, parameters)}
 
     def moment_arrays(self) -> Arrays:
         """Return the optimizer's moments as `arrays` does."""
@@ -302,7 +304,8 @@ class ModelPart:
         if arrays and lora.save != "merged":
             folder = directory.with_name(ADAPTER_FOLDER)
             own = adapter_card(card or {})
-            write_adapter(folder, part.model.adapter, arrays, first.base(part), own, True)
+            in_memory = FAMILIES[part.model.family].in_memory
+            write_adapter(folder, part.model.adapter, arrays, first.base(part), own, True, in_memory)
             print(f"the adapter of the {self.what} is in {folder}", flush=True)
 
 

@@ -71,4 +71,4 @@ class Reference(RolePart):
         return list(self._own.values())
 
     def arrays(self) -> Arrays:
-        return self.trained_arrays() if self.following.every else {}
+        return self.kept_arrays() if self.following.every else {}

@@ -26,7 +26,7 @@ from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.staleness import CORRECTION, check_parts, check_staleness
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
-from mindrlhf.configs.vision_checks import check_seeing, check_seeing_policy
+from mindrlhf.configs.vision_checks import check_frozen, check_seeing, check_seeing_policy
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
@@ -101,8 +101,7 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     if model.vision:
         check_seeing(model, checkpoint)
     check_sft(config, yaml, model, started_workers())
-    model = with_adapters(model.with_router(config.train.freeze_router), config.lora, checkpoint)
-    check_dropout(yaml, model.dropout)
+    model = as_trained(model, config, yaml, checkpoint)
     tokenizer = open_tokenizer(flags, checkpoint)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir)
     roles = dict.fromkeys((POLICY.name, GENERATOR.name), RoleModel(checkpoint, model))
@@ -125,8 +124,16 @@ def read_model(
     if model.vision:
         check_seeing_policy(config, train, model, flags)
     check_grpo(config, train, infer, model, infer_model, workers)
-    model = with_adapters(model.with_router(config.train.freeze_router), config.lora, path)
-    check_dropout(train, model.dropout)
+    return as_trained(model, config, train, path)
+
+
+def as_trained(
+    model: ModelConfig, config: GRPOSettings | SFTSettings, yaml: ModelYaml, path: str | None
+) -> ModelConfig:
+    """Add adapters and frozen parts to the model of `path`, trained as the YAML says. Raises UserError."""
+    check_frozen(config, model)
+    model = with_adapters(model.with_frozen(config.train.freeze_router, config.train.freeze), config.lora, path)
+    check_dropout(yaml, model.dropout)
     return model
 
 

@@ -13,6 +13,7 @@ from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
+from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, full_layout, model_layout, split_layers, yaml_layout
@@ -245,7 +246,17 @@ def test_a_pipeline_stage_without_adapters_is_refused():
     yaml = ModelYaml(path="train.yaml", model=ModelSettings(), parallel=parallel, context={"device_target": "CPU"})
     model = MODEL.model_copy(update={"num_layers": 2, "adapter": Adapter(2, 4, target_modules=r".*layers\.0\..*")})
     with pytest.raises(
-        UserError, match=r"train.yaml: pipeline stage 1 has no adapter, .* \(lora.target_modules\), or set"
+        UserError, match=r"train.yaml: pipeline stage 1 has nothing that trains, .* \(lora.target_modules\), or set"
     ):
         yaml_layout(yaml, model)
     yaml_layout(yaml, model.model_copy(update={"adapter": Adapter(2, 4, target_modules=("v_proj",))}))
+
+
+def test_a_stage_with_frozen_parts_alone_is_refused():
+    vision = VisionConfig(hidden_size=32, num_heads=2, sections=(1, 1))
+    model = MODEL.model_copy(update={"num_layers": 2, "family": "qwen2_5_vl", "vision": vision, "frozen": ("text",)})
+    parallel = ParallelSettings(pipeline_stage=2, micro_batch_num=2)
+    yaml = ModelYaml(path="train.yaml", model=ModelSettings(), parallel=parallel, context={"device_target": "CPU"})
+    with pytest.raises(UserError, match=r"pipeline stage 1 has nothing that trains, .* text out of train\.freeze"):
+        yaml_layout(yaml, model)
+    yaml_layout(yaml, model.model_copy(update={"frozen": ("vision", "merger")}))

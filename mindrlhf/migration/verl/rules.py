@@ -11,8 +11,8 @@ from mindrlhf.configs.yaml_file import read_yaml
 from mindrlhf.data.source import SEPARATOR
 from mindrlhf.data.truncation import TRUNCATIONS
 from mindrlhf.errors import UserError
+from mindrlhf.migration.verl.architectures import frozen_tower, routing
 from mindrlhf.migration.verl.command import Keys
-from mindrlhf.migration.verl.experts import routing
 from mindrlhf.migration.verl.result import VerlTranslation
 from mindrlhf.migration.verl.table import COPIED_WITH, FILE_DEFAULTS, MEGATRON_MODULES, NAMES
 
@@ -396,5 +396,5 @@ def _bound(text: str, name: str) -> float:
 
 RULES = (
     *(_data, _sampling, _turns, _reward, _memory, _trainer, _checkpoints, _batch, _micro_batch),
-    *(_advantage, _loss, _kl, _optimizer, _critic, _adapters, routing, _dapo, _correction),
+    *(_advantage, _loss, _kl, _optimizer, _critic, _adapters, routing, frozen_tower, _dapo, _correction),
 )

@@ -94,6 +94,7 @@ class Family:
     layer_rows: (model, index of a decoder layer, its rows in `models.parameters`) -> this family's rows of the layer,
         with its names and further parameters.
     model_rows: (model, rows of the whole model) -> this family's rows of the model.
+    in_memory: name in a checkpoint -> in memory of transformers, by which PEFT's files name adapters.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Family:
     halves: Callable[[Any, int], tuple[str, str]] = lambda model, layer: ("attention", "feed_forward")
     layer_rows: Callable[[Any, int, list], list] = lambda model, layer, rows: rows
     model_rows: Callable[[Any, list], list] = lambda model, rows: rows
+    in_memory: Callable[[str], str] = str
 
     def all_halves(self, model: Any) -> set[str]:
         """Collect the names of the halves of all layers."""

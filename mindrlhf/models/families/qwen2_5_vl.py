@@ -2,7 +2,7 @@
 
 from mindrlhf.models.families.family import Chat, Family
 from mindrlhf.models.families.qwen2 import CHATML
-from mindrlhf.models.vision.rows import model_rows
+from mindrlhf.models.vision.rows import in_memory, model_rows
 
 FAMILY = Family(
     name="qwen2_5_vl",
@@ -24,4 +24,5 @@ FAMILY = Family(
     hf_defaults={"rms_norm_eps": 1e-5},
     hf_settings={"use_sliding_window": False},
     model_rows=model_rows,
+    in_memory=in_memory,
 )

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from mindrlhf.configs.vision import PartName
 from mindrlhf.models.parameter_spec import Kind, ParameterSpec
 
 TOWER = "model.visual."
 """Beginning of our names of the tower's parameters; transformers 5 has them so in memory."""
 HF_TOWER = "visual."
 PATCHES, BLOCK, MERGER = "patch_embed.proj", "blocks.{}.", "merger."
+HF_PATCHES = f"{HF_TOWER}{PATCHES}.weight"
 
-# Beginning of names in released checkpoints -> as tools write that save what transformers 5 has in memory.
+# Beginning of names in released checkpoints -> in memory of transformers, as PEFT and some other tools write them.
 RENAMED = {HF_TOWER: TOWER, "model.": "model.language_model."}
 
 
@@ -20,12 +22,19 @@ def is_tower(spec: ParameterSpec) -> bool:
     return spec.name.startswith(TOWER)
 
 
+def part_of(spec: ParameterSpec) -> PartName:
+    """Name the part of a model that sees with a parameter."""
+    if not is_tower(spec):
+        return "text"
+    return "merger" if spec.name.startswith(f"{TOWER}{MERGER}") else "vision"
+
+
 def model_rows(model: Any, rows: list[ParameterSpec]) -> list[ParameterSpec]:
     """Put the tower's rows before the text's, for `Family.model_rows`.
 
     All rows have a second name that is read and not written.
     """
-    return [replace(row, joint=(row.as_tensor(_renamed(row.hf_name)),)) for row in (*tower_rows(model), *rows)]
+    return [replace(row, joint=(row.as_tensor(in_memory(row.hf_name)),)) for row in (*tower_rows(model), *rows)]
 
 
 def tower_rows(model: Any) -> Iterator[ParameterSpec]:
@@ -60,7 +69,13 @@ def _row(name: str, kind: Kind, *shape: int) -> ParameterSpec:
     return ParameterSpec(TOWER + name, HF_TOWER + name, shape, kind, "first", inside=False)
 
 
-def _renamed(name: str) -> str:
-    """Return the name as transformers 5 has it in memory."""
+def in_memory(name: str) -> str:
+    """Return a released checkpoint's name as transformers has it in memory."""
     before = next((one for one in RENAMED if name.startswith(one)), "")
     return RENAMED.get(before, "") + name.removeprefix(before)
+
+
+def released(name: str) -> str:
+    """Return a name of transformers' memory as released checkpoints have it."""
+    before = next((one for one, other in RENAMED.items() if name.startswith(other)), None)
+    return name if before is None else before + name.removeprefix(RENAMED[before])

@@ -13,7 +13,8 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.composed_attention import MASKED
 from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.vision import VisionConfig
-from mindrlhf.models.halves import Linear, Norm
+from mindrlhf.models.halves import Linear, LowRank, Norm
+from mindrlhf.models.parameter_spec import ParameterSpec
 from mindrlhf.models.vision.positions import tower_angles
 from mindrlhf.models.vision.rows import BLOCK, MERGER, PATCHES, TOWER
 from mindrlhf.models.weight import Weight
@@ -25,13 +26,23 @@ NO_INPUTS = ()  # inputs of a layer that its linear maps read with dropout alone
 class _Parts:
     """Builder of the tower's linear maps and norms from parameters by name."""
 
-    def __init__(self, parameters: Mapping[str, Parameter], operators: Operators):
+    def __init__(
+        self, parameters: Mapping[str, Parameter], operators: Operators, adapters: Mapping[str, ParameterSpec]
+    ):
         self.parameters = parameters
         self.operators = operators.composed
+        self.adapters = adapters
 
     def linear(self, name: str) -> Linear:
-        weight = Weight(self.parameters[f"{TOWER}{name}.weight"])
-        return Linear(weight, self.parameters[f"{TOWER}{name}.bias"], None, self.operators)
+        name = f"{TOWER}{name}"
+        weight = Weight(self.parameters[f"{name}.weight"])
+        return Linear(weight, self.parameters[f"{name}.bias"], self._adapter(name), self.operators)
+
+    def _adapter(self, name: str) -> LowRank | None:
+        a, b = f"{name}.lora_a", f"{name}.lora_b"
+        if a not in self.adapters:
+            return None
+        return LowRank(self.parameters[a], self.parameters[b], self.adapters[a].scale, self.operators)
 
     def norm(self, name: str) -> Norm:
         return Norm(self.parameters[f"{TOWER}{name}.weight"], EPSILON, self.operators.rms_norm)
@@ -111,14 +122,19 @@ class Merger(nn.Cell):
 class Tower(nn.Cell):
     """Tower over its parameters, which may be part of a larger model's.
 
-    places: rows and columns of patches that have angles, at most.
+    adapters: see `halves.Materials`. places: rows and columns of patches that have angles, at most.
     """
 
     def __init__(
-        self, vision: VisionConfig, parameters: Mapping[str, Parameter], operators: Operators, places: int = 1 << 14
+        self,
+        vision: VisionConfig,
+        parameters: Mapping[str, Parameter],
+        operators: Operators,
+        adapters: Mapping[str, ParameterSpec],
+        places: int = 1 << 14,
     ):
         super().__init__(auto_prefix=False)
-        parts = _Parts(parameters, operators)
+        parts = _Parts(parameters, operators, adapters)
         self.patches = Weight(parameters[f"{TOWER}{PATCHES}.weight"])
         self.width = vision.hidden_size
         self.linear = parts.operators.linear

@@ -29,7 +29,7 @@ class Hidden(nn.Cell):
 @pytest.fixture(scope="module")
 def hidden(seeing):
     parameters = build_parameters(seeing.specs, lambda spec: seeing.arrays[spec.name])
-    graph = Hidden(Tower(seeing.config.vision, parameters, COMPOSED))
+    graph = Hidden(Tower(seeing.config.vision, parameters, COMPOSED, {}))
 
     def run(table):
         arrays = table.arrays()
