@@ -23,23 +23,24 @@ def check_seeing_policy(config: GRPOSettings, yaml: ModelYaml, model: ModelConfi
     if flags.replay and not flags.mind_dataset_dir:
         raise UserError("--replay needs --mind_dataset_dir too with a model that sees: a record has no images.")
     check_seeing_alone(config.rollout, "rollout.")
-    algorithm = config.algorithm
-    missing = {
-        "trainer.staleness": (config.trainer.staleness, config.trainer.staleness > 0),
-        "dynamic_sampling.enabled": (True, config.dynamic_sampling.enabled),
-        "algorithm.teacher": (algorithm.teacher, algorithm.teacher is not None),
-        "algorithm.advantage": (algorithm.advantage, algorithm.uses_critic),
-        "rollout.weights": (config.rollout.weights, config.rollout.weights != "train"),
-    }
-    for key, (value, is_used) in missing.items():
-        if is_used:
-            raise UserError(f"{key} is {value}, which models that see do not have yet; leave it out.")
 
 
 def check_seeing(model: ModelConfig, checkpoint: str) -> None:
     """Check a model that sees for training."""
     if model.vision.images is None:
         raise no_image_settings(checkpoint)
+
+
+def check_seeing_alike(model: ModelConfig, policy: ModelConfig, where: str) -> None:
+    """Check that a model with a place of its own reads what the policy is shown: the same tokens and patches."""
+    if policy.vision is None:
+        return
+    if model.vision is None:
+        raise UserError(f"{where} takes text alone, and the policy sees; give a model that sees.")
+    for name in ("image_token_id", "patch_size", "temporal_patch_size", "merge_size"):
+        ours, theirs = (getattr(one.vision, name) for one in (policy, model))
+        if ours != theirs:
+            raise UserError(f"{where} has {name} {theirs}, and the policy {ours}; give a model of the same kind.")
 
 
 def check_frozen(config: GRPOSettings | SFTSettings, model: ModelConfig) -> None:

@@ -32,6 +32,11 @@ class PromptStream:
         """Number of complete epochs."""
         return self.position // len(self.prompts)
 
+    @property
+    def pictured(self) -> dict[int, Prompt]:
+        """The prompts with pictures, by id."""
+        return {prompt.id: prompt for prompt in self.prompts if prompt.pictures}
+
     def next(self, count: int | None = None) -> list[Prompt]:
         """Draw the next `count` prompts, by default `prompts_per_step`."""
         end = self.position + (self.prompts_per_step if count is None else count)

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrlhf.records.formats import pack, unpack
 from mindrlhf.records.rows import experiences_of, rows_of
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, Prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +27,11 @@ class BatchesAhead:
     """Queue of batches by the step that trains on them, alike on all ranks.
 
     As a counter it has everything but the experiences, which are a blob. A checkpoint restores the counter first.
+    prompts: see `records.rows.experiences_of`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prompts: Mapping[int, Prompt] | None = None) -> None:
+        self._prompts = prompts
         self._batches: dict[int, Batch] = {}
 
     @property
@@ -71,7 +73,7 @@ class BatchesAhead:
 
     def decode(self, content: bytes) -> None:
         """Restore the experiences; ValueError for those of other steps than the counter's."""
-        stored = dict(experiences_of(unpack(content)))
+        stored = dict(experiences_of(unpack(content), self._prompts))
         if sorted(stored) != sorted(self._batches):
             raise ValueError(f"it has batches of steps {[*stored]}, and counters.ahead has {[*self._batches]}")
         self._batches = {step: replace(self._batches[step], experiences=stored[step]) for step in stored}

@@ -17,6 +17,7 @@ clipped. They mean nothing on tokens that were not sampled. Without figures, `to
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from io import BytesIO
 from itertools import groupby
 from typing import Any, get_args
@@ -189,8 +190,13 @@ def _absent(array: TokenArray, length: int) -> np.ndarray | str:
     return npy_bytes(values) if array.column == "npy" else values
 
 
-def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
-    """Invert `rows_of` over steps, with zero advantages; ValueError for rows that no run writes."""
+def experiences_of(
+    rows: Iterable[Row], prompts: Mapping[int, Prompt] | None = None
+) -> list[tuple[int, list[Experience]]]:
+    """Invert `rows_of` over steps, with zero advantages; ValueError for rows that no run writes.
+
+    prompts: those with pictures, by id: rows have none, and get theirs.
+    """
     steps = []
     for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts again: the same prompt may come twice in a step.
@@ -204,15 +210,15 @@ def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
             groups[-1].append(row)
             prompt = own
             index = row["sample_index"]
-        steps.append((step, [_sound_experience(group) for group in groups]))
+        steps.append((step, [_sound_experience(group, prompts or {}) for group in groups]))
     return steps
 
 
-def _sound_experience(rows: list[Row]) -> Experience:
+def _sound_experience(rows: list[Row], prompts: Mapping[int, Prompt]) -> Experience:
     try:
         for row in rows:
             _check(row)
-        return _experience(rows)
+        return _experience(rows, prompts)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         where = f"step {rows[0]['step']}, prompt {rows[0]['prompt_id']}"
         raise ValueError(f"{where}: {error}") from None
@@ -279,9 +285,12 @@ def _rollout(row: Row) -> Rollout:
     return Rollout(**{name: row[name] for name in names}, tokens=arrays).with_values(values)
 
 
-def _experience(rows: list[Row]) -> Experience:
+def _experience(rows: list[Row], prompts: Mapping[int, Prompt]) -> Experience:
     first = rows[0]
     prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]), first["occurrence"])
+    if prompt.id in prompts:
+        known = prompts[prompt.id]
+        prompt = replace(prompt, pictures=known.pictures, written_ids=known.written_ids)
     rollouts = tuple(map(_rollout, rows))
     given = [parse_json(row["rewards_by_function"]) for row in rows]
     notes = tuple(parse_json(row["notes"]) for row in rows)

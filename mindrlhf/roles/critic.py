@@ -58,7 +58,7 @@ def _reader(
     path: str | None, policy: ModelConfig, seed: int, yaml: ModelYaml, part: Partition
 ) -> Callable[[ParameterSpec], np.ndarray]:
     """Read the critic's parameters from a critic's checkpoint, or from a policy's."""
-    stored = checkpoint_config(path)
+    stored = checkpoint_config(path, seeing=True)
     if stored is not None and stored.value_head:
         return Weights(path, part.model, seed).reader(part)
     read = Weights(path, policy, seed).reader(Partition.of_yaml(yaml, policy, part.rank))

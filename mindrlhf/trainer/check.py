@@ -26,7 +26,7 @@ from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.staleness import CORRECTION, check_parts, check_staleness
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
-from mindrlhf.configs.vision_checks import check_frozen, check_seeing, check_seeing_policy
+from mindrlhf.configs.vision_checks import check_frozen, check_seeing, check_seeing_alike, check_seeing_policy
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
@@ -162,7 +162,9 @@ def read_models(
     """
     if role.listed:
         return [read_scoring(settings) for settings in role.listed(config)]
-    return [read_other(role, config, weights) if role.setting else read_alike(role, flags, config, policy)]
+    return [
+        read_other(role, config, policy.model, weights) if role.setting else read_alike(role, flags, config, policy)
+    ]
 
 
 def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: RoleModel) -> RoleModel:
@@ -178,16 +180,17 @@ def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: Role
     return RoleModel(path, model if shares and config.lora.reference == "start" else model.base, shares)
 
 
-def read_other(role: Role, config: GRPOSettings, weights: bool) -> RoleModel:
-    """Read the model of a role that may have any architecture.
+def read_other(role: Role, config: GRPOSettings, policy: ModelConfig, weights: bool) -> RoleModel:
+    """Read the model of a role that may have any architecture, but sees as the policy does.
 
     weights: as in `local_model`. Raises UserError.
     """
     path = local_model(attrgetter(role.setting)(config), weights)
-    model = checkpoint_config(path)
+    model = checkpoint_config(path, seeing=policy.vision is not None)
     if model is None:
         raise UserError(f"{role.setting}: {path} has no config.json; give an HF directory or a hub's id.")
     refuse_critic(path, model)
+    check_seeing_alike(model, policy, f"{role.setting}: {path}")
     return RoleModel(path, model)
 
 

@@ -24,10 +24,12 @@ _log = logging.getLogger(__name__)
 class StepSampling:
     """Experiences of one step, collected in rounds; the same on every rank.
 
-    surplus: groups with spread that were not needed, oldest first: they go into the next step.
+    prompts: see `records.rows.experiences_of`. surplus: groups with spread that were not needed, oldest first: they go
+    into the next step.
     """
 
-    def __init__(self, config: GRPOSettings):
+    def __init__(self, config: GRPOSettings, prompts: Mapping[int, Prompt] | None = None):
+        self._prompts = prompts
         self._config = config
         self._size = config.data.prompts_per_step
         self.surplus: list[Experience] = []
@@ -47,7 +49,9 @@ class StepSampling:
 
     def decode(self, content: bytes) -> None:
         """Restore the surplus from a snapshot's bytes."""
-        self.surplus = [experience for _, group in experiences_of(unpack(content)) for experience in group]
+        self.surplus = [
+            experience for _, group in experiences_of(unpack(content), self._prompts) for experience in group
+        ]
 
     def begin(self) -> None:
         """Start a new step with the previous step's surplus."""

@@ -35,7 +35,7 @@ from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.limit import free_memory, memory_limit
 from mindrlhf.memory.step_time import Rates, forecast, length_of_step, run_rates, time_line
 from mindrlhf.model_roles import EXPORTED, RoleModel
-from mindrlhf.models.adapters import adapter_line
+from mindrlhf.models.adapters import trained_lines
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
@@ -98,7 +98,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
         ),
         "ranks": f"all {len(ranks)} answered within {answered:.1f} s" if len(ranks) > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
-        **({"adapters": adapter_line(job.model, job.config)} if job.model.adapter else {}),
+        **trained_lines(job.model, job.config),
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
         "disk": disk_line(job.flags.save_ckpt_dir, *disk_needs(job.config.trainer, job.roles)),
     }

@@ -15,7 +15,7 @@ from mindrlhf.evaluation.validation import open_validation
 from mindrlhf.job import Job
 from mindrlhf.metrics.timer import STEP
 from mindrlhf.model_roles import POLICY
-from mindrlhf.models.adapters import adapter_line
+from mindrlhf.models.adapters import trained_lines
 from mindrlhf.roles.fine_tuned import FineTuned
 from mindrlhf.roles.part import ModelPart, Opening
 from mindrlhf.roles.parts import Parts
@@ -67,8 +67,8 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> SFT
     checkpoint = continued_checkpoint(job, data, collectives)
     if job.flags.enable_compile_cache:
         use_compile_cache(job.described(), job.config.kind, world, stack)
-    if world.rank == 0 and job.model.adapter:
-        print(f"adapters: {adapter_line(job.model, job.config)}", flush=True)
+    for title, text in trained_lines(job.model, job.config).items() if world.rank == 0 else ():
+        print(f"{title}: {text}", flush=True)
     run = Run(job, data, collectives, checkpoint, signals, TuningReport)
     policy = FineTuned(Opening(job.config, job.yamls, job.roles, collectives, data.max_positions, checkpoint))
     measures: list[Validation] = []

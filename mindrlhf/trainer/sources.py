@@ -156,7 +156,7 @@ class RolloutsAhead:
         self._drawn_by = drawn_by
         self._staleness = staleness
         self._share = share
-        self._ahead = BatchesAhead()
+        self._ahead = BatchesAhead(fresh.stream.pictured)
         self.counters = {**fresh.counters, "ahead": self._ahead}
         self.blobs = {**fresh.blobs, "ahead": self._ahead}
         self.position = 0
@@ -362,7 +362,7 @@ def open_source(
         draw = DrawnTogether(generate, generator.data_parallel, generator.collectives, between)
     rounds = DrawnApart(draw, run, job.infer.ranks[0]) if job.splits else None
     drawn_by = DrawnBy(rounds or draw)
-    fresh = FreshRollouts(run, data.stream, drawn_by, StepSampling(config))
+    fresh = FreshRollouts(run, data.stream, drawn_by, StepSampling(config, data.stream.pictured))
     ahead = (run.checkpoint and run.checkpoint.counters.get("ahead")) or {}
     if run.checkpoint and in_parts(ahead):
         check_goes_on(config, f"{run.checkpoint.folder}: holds unfinished answers")

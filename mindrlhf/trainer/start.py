@@ -35,7 +35,7 @@ def save_both_strategies(flags: TrainFlags) -> None:
         return
     flags, _, *yamls = read_settings(flags)
     flags = local_models(flags, weights=False)
-    hf = checkpoint_config(flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer)
+    hf = checkpoint_config(flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer, seeing=True)
     output = flags.output_dir or flags.save_ckpt_dir.parent
     for role, yaml in zip(("train", "infer"), yamls, strict=True):
         layout = yaml_layout(yaml, yaml.architecture(hf))

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from seeing_task import make_seeing_task
+from small_model import random_arrays, small_config
 
-from mindrlhf.checkpoint.hf import read_hf_config
+from mindrlhf.checkpoint.hf import read_hf_config, save_hf
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.models.parameters import parameter_table
 from mindrlhf.models.vision.rows import HF_TOWER
 from mindrlhf.report.groups import read_groups
 
@@ -154,18 +157,29 @@ def test_reference_validation_and_several_updates_run(seeing, tmp_path):
     assert all(row["actor/kl_loss"] > 0 for row in steps)
 
 
+def write_text_model(seeing, folder):
+    """A model of the same tokens that does not see."""
+    config = small_config(vocab_size=read_hf_config(seeing.model, seeing=True).vocab_size, num_layers=1)
+    arrays = random_arrays(config)
+    tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
+    save_hf(folder, config, tensors, tokenizer=Tokenizer.from_path(seeing.model))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (("rollout.tools=[calculator]",), "rollout.tools is set, and models that see answer single prompts yet"),
-        (("trainer.staleness=1",), "trainer.staleness is 1, which models that see do not have yet"),
-        (("dynamic_sampling.enabled=True",), "dynamic_sampling.enabled is True, which models that see do not have"),
-        (("algorithm.advantage=gae",), "algorithm.advantage is gae, which models that see do not have yet"),
+        (
+            ("algorithm.advantage=distillation", "algorithm.teacher={text}"),
+            "{text} takes text alone, and the policy sees; give a model that sees",
+        ),
     ],
 )
-def test_what_is_not_done_with_images_yet_is_refused(seeing, tmp_path, capfd, settings, message):
-    assert jobs.call(training(seeing, tmp_path, *settings)) == 2
-    assert message in capfd.readouterr().err
+def test_what_is_not_done_with_images_is_refused(seeing, tmp_path, capfd, settings, message):
+    text = write_text_model(seeing, tmp_path / "text")
+    assert jobs.call(training(seeing, tmp_path, *(one.format(text=text) for one in settings))) == 2
+    assert message.format(text=text) in capfd.readouterr().err
 
 
 def test_a_broken_image_is_named_with_its_file_and_row(seeing, tmp_path, capfd):
