@@ -72,3 +72,11 @@ def test_a_resumed_run_is_the_one_that_was_never_stopped(seeing, tmp_path, name)
     for row in whole.metrics:
         if "rollout_corr/log_prob_diff/max" in row and name not in ("int8", "parts", "staleness"):
             assert row["rollout_corr/log_prob_diff/max"] < 2e-5
+
+
+@pytest.mark.slow
+def test_a_teacher_with_the_policy_s_weights_agrees_with_it(seeing, tmp_path):
+    """It reads the same images: without them it would differ."""
+    settings = ("algorithm.advantage=distillation", f"algorithm.teacher={seeing.model}", "trainer.total_steps=1")
+    assert jobs.call(training(seeing, tmp_path, *settings)) == 0
+    assert abs(jobs.Run(tmp_path).column("distillation/reverse_kl")[0]) < 1e-5
