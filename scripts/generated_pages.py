@@ -75,7 +75,7 @@ VERL_COMMANDS = (
     "custom_reward_function.overlong_buffer.penalty_factor=1.0 actor.ppo_micro_batch_size_per_gpu=4 "
     "actor.tis_imp_ratio_cap=2 model.tokenizer_path=t reward_model.num_workers=2",
     "algorithm.adv_estimator=gdpo actor.policy_loss.loss_mode=sapo actor.tau_pos=1.0 actor.tau_neg=1.05 "
-    "actor.router_replay.mode=R2 "
+    "actor.router_replay.mode=R2 actor.freeze_vision_tower=True "
     "actor.ppo_micro_batch_size=64 reward.reward_kwargs.overlong_buffer_cfg.enable=True "
     "reward.reward_kwargs.overlong_buffer_cfg.len=128 actor.optim.grad_clip=1.0 "
     "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=2.0",

@@ -141,7 +141,7 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
 
 
 def _of_modules(adapter: Adapter, arrays: Iterable[str]) -> Adapter:
-    """Name the modules of arrays in place of regular expressions, which are of other paths."""
+    """Name the modules of arrays, in place of patterns of other paths."""
     modules = tuple(dict.fromkeys(name.rpartition(".lora_")[0] for name in arrays))
     return replace(adapter, target_modules=modules, exclude_modules=())
 

@@ -177,7 +177,7 @@ class ModelConfig(Settings):
         return self.model_copy(update={"value_head": True, "tie_word_embeddings": False, "adapter": None, "frozen": ()})
 
     def with_frozen(self, router: bool, parts: Sequence[PartName]) -> "ModelConfig":
-        """Return the same model with a router and parts that updates change or do not."""
+        """Return the same model with a router and parts frozen or not."""
         return self.model_copy(update={"router_trains": not router, "frozen": tuple(parts)})
 
     @property

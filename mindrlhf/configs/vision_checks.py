@@ -32,7 +32,7 @@ def check_seeing(model: ModelConfig, checkpoint: str) -> None:
 
 
 def check_seeing_alike(model: ModelConfig, policy: ModelConfig, where: str) -> None:
-    """Check that a model with a place of its own reads what the policy is shown: the same tokens and patches."""
+    """Check that a model reads the tokens and patches that the policy is shown."""
     if policy.vision is None:
         return
     if model.vision is None:

@@ -130,7 +130,7 @@ def read_model(
 def as_trained(
     model: ModelConfig, config: GRPOSettings | SFTSettings, yaml: ModelYaml, path: str | None
 ) -> ModelConfig:
-    """Add adapters and frozen parts to the model of `path`, trained as the YAML says. Raises UserError."""
+    """Add adapters and frozen parts to the model of `path`. Raises UserError."""
     check_frozen(config, model)
     model = with_adapters(model.with_frozen(config.train.freeze_router, config.train.freeze), config.lora, path)
     check_dropout(yaml, model.dropout)
@@ -181,9 +181,9 @@ def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: Role
 
 
 def read_other(role: Role, config: GRPOSettings, policy: ModelConfig, weights: bool) -> RoleModel:
-    """Read the model of a role that may have any architecture, but sees as the policy does.
+    """Read the model of a role that may have any architecture.
 
-    weights: as in `local_model`. Raises UserError.
+    It sees as the policy does. weights: as in `local_model`. Raises UserError.
     """
     path = local_model(attrgetter(role.setting)(config), weights)
     model = checkpoint_config(path, seeing=policy.vision is not None)
