@@ -21,7 +21,6 @@ from mindrlhf.commands.generation import (
     rollout_settings,
 )
 from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings, RewardSettings, RolloutSettings
-from mindrlhf.configs.vision_checks import check_generating_images
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import open_conversations, sandbox_note
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers, turn_metrics
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     args = local_models(args)
     models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
     for path in models:
-        check_generating_images(language_model(path, seeing=True), path, settings)
+        language_model(path, seeing=True)
     tokenizers = [open_tokenizer(args, path) for path in models]
     earlier = [read_answers(args.compare)] if args.compare and len(models) == 1 else []
     if args.output:

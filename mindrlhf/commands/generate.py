@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
     check_generation(args, settings)
     args = local_models(args)
     # This refuses a folder that is no model, before its tokenizer is looked for.
-    check_generating_images(language_model(args.model, seeing=True), args.model, settings, args.image, args.prompts)
+    check_generating_images(language_model(args.model, seeing=True), args.model, args.image, args.prompts)
     tokenizer = open_tokenizer(args, args.model)
     if args.prompts and not args.output:
         raise UserError("--output is missing; give the name of a JSONL file for the responses.")
@@ -124,7 +124,7 @@ def _requests(args: argparse.Namespace, settings: RolloutSettings, generator: Ge
     vision = generator.model.vision
     texts = args.prompt and args.prompt[: args.limit]
     if vision:
-        form = PictureForm(template=args.template, system=args.system_prompt, variables=variables)
+        form = PictureForm(template=args.template, system=args.system_prompt, tools=tools, variables=variables)
         if texts:
             return typed_picture_requests(texts, args.image, tokenizer, vision, form)
         return read_picture_requests(args.prompts, tokenizer, vision, form, args.limit)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from mindrlhf.configs.grpo import GRPOSettings, RolloutSettings
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.images import no_image_settings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
@@ -22,7 +22,6 @@ def check_seeing_policy(config: GRPOSettings, yaml: ModelYaml, model: ModelConfi
     check_seeing(model, checkpoint)
     if flags.replay and not flags.mind_dataset_dir:
         raise UserError("--replay needs --mind_dataset_dir too with a model that sees: a record has no images.")
-    check_seeing_alone(config.rollout, "rollout.")
 
 
 def check_seeing(model: ModelConfig, checkpoint: str) -> None:
@@ -58,9 +57,9 @@ def check_frozen(config: GRPOSettings | SFTSettings, model: ModelConfig) -> None
 
 
 def check_generating_images(
-    model: ModelConfig, checkpoint: str, settings: RolloutSettings, images: Sequence[str] = (), rows: str | None = None
+    model: ModelConfig, checkpoint: str, images: Sequence[str] = (), rows: str | None = None
 ) -> None:
-    """Check a generating command's images, and its settings for a model that sees.
+    """Check a generating command's images.
 
     images: of --image; rows: of --prompts.
     """
@@ -68,18 +67,5 @@ def check_generating_images(
         raise UserError("--image is for --prompt; the rows of --prompts have their own images.")
     if images and model.vision is None:
         raise UserError(f"--image: {checkpoint} is a model of the family {model.family}, which takes text alone.")
-    if model.vision is None:
-        return
     if images and model.vision.images is None:
         raise no_image_settings(checkpoint)
-    check_seeing_alone(settings)
-
-
-def check_seeing_alone(settings: RolloutSettings, group: str = "--") -> None:
-    """Refuse conversations with environments and tools.
-
-    group: beginning of the settings' names.
-    """
-    if settings.converses:
-        key = "environment" if settings.environment else "tools"
-        raise UserError(f"{group}{key} is set, and models that see answer single prompts yet; leave it out.")

@@ -5,6 +5,7 @@ template for one question is sandboxed jinja2: it gets question, instruction and
 empty), and ends where the model begins to write.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ THINK_SYSTEM = (
     "First work the problem out between <think> and </think>, "
     "then give only the final answer between <answer> and </answer>."
 )
+
+_log = logging.getLogger(__name__)
 OWN = "chat"  # the model's own format
 THINK = "think"  # the same, with a system prompt of its own
 QUESTIONS = {"plain": PLAIN}  # templates for one question
@@ -118,7 +121,7 @@ def prompt_ids(
     question = None if template in (None, OWN, THINK, *CHATS) else load_template(template)
     tokenizer, variables = with_variables(tokenizer, variables)
     if tools:
-        _check_tools(tokenizer, template)
+        _check_tools(tokenizer, template, tools, variables)
     reader = reader or MessageReader(tokenizer)
     if question is not None:
         rendered = [
@@ -134,18 +137,25 @@ def prompt_ids(
     return write_prompts(list(zip(talks, places, strict=True)), tokenizer, tools, variables, reader, markup)
 
 
-def _check_tools(tokenizer: Tokenizer, template: str | None) -> None:
+def _check_tools(
+    tokenizer: Tokenizer, template: str | None, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> None:
     """Refuse tools that no template would list in the prompts."""
     if template not in (None, OWN):
         raise UserError(
             f"--template {template}: lists no tools, and the run has some; leave it out, and the tokenizer's own chat "
             "template writes the prompts."
         )
-    if tokenizer.chat_template_for(True) is None:
+    own = tokenizer.chat_template_for(True)
+    if own is None:
         raise UserError(
             "the tokenizer has no chat template, which would list the tools in prompts; give a tokenizer with one, or "
             "the prompts as text or as a MindRecord of `mindrlhf data`, which list what they have to."
         )
+    asked = [([{"role": "user", "content": "?"}], "a question")]
+    plain, listed = (render_conversations(asked, own, **more, **variables) for more in ({}, {"tools": list(tools)}))
+    if plain == listed:
+        _log.warning("the tokenizer's chat template lists no tools: the prompts have to say what the run's tools are")
 
 
 def _markup(tokenizer: Tokenizer, template: str | None, system: str | None) -> Chat | None:

@@ -162,7 +162,10 @@ class Conversations:
         if not any(texts):
             return prompt, [NO_IDS] * len(texts)
         ids, contexts = self._template.extended(prompt.token_ids, texts)
-        return replace(prompt, token_ids=ids), contexts
+        written = prompt.written_ids
+        if written is not None:  # both end with the same text
+            written = written[: len(written) - (len(prompt.token_ids) - len(ids))]
+        return replace(prompt, token_ids=ids, written_ids=written), contexts
 
     def _answer(self, outcome: Outcome) -> "_Messages":
         talk = self._conversations[outcome.key]

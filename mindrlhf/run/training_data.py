@@ -118,9 +118,11 @@ def read_problems(
         return without_pictures(prompts, vision, source) if vision else prompts
     if tokenizer is None:
         raise UserError(f"{source}: no tokenizer is given for its rows; use --tokenizer_path.")
+    tools = tool_schemas(rollout.environment if isinstance(rollout.environment, str) else None, rollout.tools)
     if vision:
         form = PictureForm(
             template=data.template,
+            tools=tools,
             variables=data.chat_template_kwargs,
             fields=data.fields,
             max_prompt_length=data.max_prompt_length,
@@ -129,7 +131,6 @@ def read_problems(
         shown = picture_rows(source, given, split, limit)
         return PicturePrompts(tokenizer, vision, source, form).of_rows(shown)
     rows = read_sources(source, limit, split) if given is None else given_rows(given, str(source))[:limit]
-    tools = tool_schemas(rollout.environment if isinstance(rollout.environment, str) else None, rollout.tools)
     options = {"template": data.template, "max_prompt_length": data.max_prompt_length}
     options |= {"truncation": data.truncation, "fields": data.fields}
     return convert_rows(rows, tokenizer, tools=tools, variables=data.chat_template_kwargs, **options)

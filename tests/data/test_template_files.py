@@ -79,7 +79,7 @@ def test_a_vocabulary_with_a_special_map_alone(folder, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["list", "files"])
-def test_named_templates(folder, form):
+def test_named_templates(folder, form, caplog):
     """`tool_use` with tools, else `default`; a variable chooses another one, or gives one."""
     if form == "list":
         tokenizer = folder({"chat_template": NAMED})
@@ -87,7 +87,9 @@ def test_named_templates(folder, form):
         files = {f"additional_chat_templates__{each['name']}": each["template"] for each in NAMED[1:]}
         tokenizer = folder(chat_template=NAMED[0]["template"], **files)
     assert asked(tokenizer) == "defaultHi"
+    caplog.clear()
     assert asked(tokenizer, tools=[SCHEMA]) == "tool_useHi"
+    assert "the tokenizer's chat template lists no tools" in caplog.text
     assert asked(tokenizer, variables={"chat_template": "rag"}) == "ragHi"
     assert (
         asked(tokenizer, variables={"chat_template": "{{ documents[0].title }}", "documents": [{"title": "T"}]}) == "T"

@@ -11,6 +11,19 @@ REWARD = """
 def likes(prompt, completion, fields):
     return fields["level"] + (len(set(completion)) > 4) + len(completion) / 100
 """
+ENVIRONMENT = """
+class Counter:
+    def reset(self, level: str, seed: str) -> str | None:
+        self.turns = 0
+        return f"level {level}?" if int(seed) % 2 else None
+
+    def reply(self, text: str) -> str | None:
+        self.turns += 1
+        return None if self.turns == 2 else f"{len(text)} <|image_pad|>"
+
+    def get_reward(self) -> float:
+        return self.turns
+"""
 SMALL = (
     "data.prompts_per_step=3",
     "rollout.num_generations=2",
@@ -28,6 +41,11 @@ CASES = {
     "dynamic sampling": ("dynamic_sampling.enabled=True", "dynamic_sampling.prompts_per_round=2"),
     "critic": ("algorithm.advantage=gae",),
     "teacher": ("algorithm.advantage=distillation", "algorithm.teacher={teacher}"),
+    "conversations": (
+        "rollout.environment={folder}/counter.py:Counter",
+        "rollout.max_new_tokens=64",
+        "rollout.stop_strings=[e, '3', a, '1', o]",
+    ),
     "int8": ("rollout.weights=int8",),
     "frozen": ("train.freeze=[vision, merger]", "algorithm.beta=0.1"),
     "adapters": ("lora.rank=2", "lora.target_modules=[qkv, q_proj]", "algorithm.beta=0.1"),
@@ -38,6 +56,7 @@ CASES = {
 def seeing(tmp_path_factory):
     task = make_seeing_task(tmp_path_factory.mktemp("seeing"), depth=1, layers=1)
     (task.rows.parent / "reward.py").write_text(REWARD)
+    (task.rows.parent / "counter.py").write_text(ENVIRONMENT)
     shutil.copytree(task.model, task.rows.parent / "teacher")
     weights = load_file(task.model / "model.safetensors")
     larger = {name: 1.2 * array for name, array in weights.items()}
@@ -56,7 +75,8 @@ def training(seeing, output, *settings, **flags):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_is_the_one_that_was_never_stopped(seeing, tmp_path, name):
-    settings = tuple(one.format(teacher=seeing.rows.parent / "teacher") for one in CASES[name])
+    folder = seeing.rows.parent
+    settings = tuple(one.format(teacher=folder / "teacher", folder=folder) for one in CASES[name])
     if name == "parts":
         settings = (*settings, "rollout_correction.level=token")
     assert jobs.call(training(seeing, tmp_path / "whole", *settings)) == 0
@@ -72,6 +92,9 @@ def test_a_resumed_run_is_the_one_that_was_never_stopped(seeing, tmp_path, name)
     for row in whole.metrics:
         if "rollout_corr/log_prob_diff/max" in row and name not in ("int8", "parts", "staleness"):
             assert row["rollout_corr/log_prob_diff/max"] < 2e-5
+    if name == "conversations":
+        assert max(row["conversation/turns"] for row in whole.metrics) > 1
+        assert all(row["conversation/user_tokens"] > 1 for row in whole.metrics)
 
 
 @pytest.mark.slow
