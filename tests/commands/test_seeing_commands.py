@@ -51,7 +51,6 @@ def test_rows_are_answered_and_scored(seeing, tmp_path, capfd):
         (("--prompts", "rows.jsonl", "--output", "out.jsonl", "--image", "a.png"), "--image is for --prompt"),
         (("--prompt", "Which?", "--image", "absent.png"), "image 1: there is no image file"),
         (("--prompt", "<image> <image>", "--image", "{one}"), "the row has 1 image, and its messages have 2 places"),
-        (("--prompt", "Which?", "--tools", "calculator"), "--tools is set, and models that see answer single prompts"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(seeing, capfd, arguments, message):

@@ -94,3 +94,14 @@ def test_ranks_are_resumed(train, tmp_path):
     assert again.responses == through.responses
     for key, weight in through.weights.items():
         np.testing.assert_array_equal(again.weights[key], weight, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_ranks_of_their_own_for_generation_train_as_one_process(train, tmp_path):
+    """The images of what is drawn come to the ranks that train."""
+    one = train(tmp_path / "one", "trainer.staleness=1")
+    two = train(tmp_path / "two", "trainer.staleness=1", workers=2, trainer_ranks=1, generator_ranks=1)
+    assert two.responses == one.responses
+    for key, weight in one.weights.items():
+        np.testing.assert_array_equal(two.weights[key], weight, err_msg=key)
