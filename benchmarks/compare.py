@@ -35,7 +35,8 @@ from chart import bars, growth
 from comparison_jobs import FAMILIES, JOBS, ComparedJob
 from comparison_table import FLOAT32, OURS, Outcome, as_outcome, markdown
 from machine import Moment
-from work import loaded_prompts
+from vision_model import write_model
+from work import PROMPTS_FILE, loaded_prompts
 
 from mindrlhf.errors import UserError
 
@@ -211,7 +212,8 @@ def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Si
     sides = [side(OURS)]
     if args.bfloat16:
         sides = [side(OURS, ("--dtype", "bfloat16"), [f"rollout.weights={args.bfloat16}"]), side(FLOAT32)]
-    wrapper = [str(Path(__file__).with_name("peer_lora.py"))] if "--lora-rank" in job.work else []
+    name = "peer_lora.py" if "--lora-rank" in job.work else "peer_vision.py" if job.sees else None
+    wrapper = [str(Path(__file__).with_name(name))] if name else []
     for number, python in enumerate(args.peer_python, 1):
         for micro, dtype in itertools.product(job.micro_batches, PEER_DTYPES if args.bfloat16 else ("",)):
             peer = [python, *wrapper, str(args.peer_script), *work, *job.peer, "--tuned-malloc"]
@@ -222,7 +224,16 @@ def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Si
 
 
 def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
-    """Return the folder with the job's model and prompts; the peer's script builds it once, unless --load has it."""
+    """Return the folder with the job's model and prompts.
+
+    The peer's script builds it once, unless --load has it; a model that sees is ours.
+    """
+    if job.sees:
+        folder = args.output / "models" / name
+        if not (folder / PROMPTS_FILE).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            write_model(folder)
+        return folder
     wanted = {**job.model, **job.length_flags}
     folder = args.load
     if folder is None or wanted:

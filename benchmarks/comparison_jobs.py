@@ -21,7 +21,7 @@ class ComparedJob:
     measured with each, its fastest counts for time and its smallest for memory. tokens: maximum of our micro-batches;
     one size counts for both. goals: `step`, `gen`, `memory` -> greatest ratio.
     end_probability: chance of the end token at each position, set in the random weights; 0 leaves them alone.
-    family: of `FAMILIES`; what the peer's model lacks is drawn.
+    family: of `FAMILIES`; what the peer's model lacks is drawn. sees: the model is `vision_model.py`'s.
     steps: including two that are left out; more for jobs with more shapes to compile first.
     """
 
@@ -35,6 +35,7 @@ class ComparedJob:
     fixed_length: bool = True
     end_probability: float = 0.0
     family: str = "qwen2"
+    sees: bool = False
     steps: int = 8
 
     @property
@@ -53,6 +54,14 @@ JOBS: dict[str, ComparedJob] = {
     "qwen3": ComparedJob("the same with Qwen3's norms of heads, no biases", goals={"step": 0.38}, family="qwen3"),
     "experts": ComparedJob(
         "the same with 16 experts of 352 columns, 2 for a token", goals={"step": 0.50}, family="qwen3_moe"
+    ),
+    "vision": ComparedJob(
+        "4 prompts with an image of 64 tokens, 8 samples x 64, tower and text 11 M parameters",
+        work={"--prompts": "4"},
+        micro_batches=(16,),
+        tokens=0,
+        goals={"step": 0.50},
+        sees=True,
     ),
     "reference-bfloat16": ComparedJob(
         "the same, the peer in bfloat16 and ours in float32", peer=("--dtype", "bf16"), goals={"step": 1.0}

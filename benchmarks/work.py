@@ -36,12 +36,15 @@ class Work:
 
 def prepare(args: argparse.Namespace, folder: Path) -> Work:
     """Write the job's input files to `folder`. Raises UserError for an unusable --load."""
+    source = folder / "prompts.mindrecord"
     if args.load:
-        model, tokenizer = read_hf_config(args.load), Tokenizer.from_path(args.load)
+        model, tokenizer = read_hf_config(args.load, seeing=True), Tokenizer.from_path(args.load)
+        if model.vision:
+            return Work(model, tokenizer, _of_images(args, Path(args.load, PROMPTS_FILE), folder))
         rows = loaded_prompts(Path(args.load), tokenizer)
         weights = ["--load_sft_checkpoint_infer", str(args.load), "--tokenizer_path", str(args.load)]
     else:
-        texts = [_problem(random.Random(i)) for i in range(2000)]
+        texts = [problem(random.Random(i)) for i in range(2000)]
         tokenizer = train_tokenizer([f"{question}\n#### {answer}" for question, answer in texts], args.bpe_vocab)
         tokenizer.save(folder / "tokenizer")
         model = _model(args, tokenizer)
@@ -49,16 +52,28 @@ def prepare(args: argparse.Namespace, folder: Path) -> Work:
         weights = ["--tokenizer_path", str(folder / "tokenizer")]
     for name, seq_parallel in (("infer", False), ("train", args.seq_parallel)):
         _write_yaml(folder / f"{name}.yaml", model, args, seq_parallel)
-    _write_prompts(folder / "prompts.mindrecord", rows)
+    _write_prompts(source, rows)
     flags = {
         "sft_path_infer": folder / "infer.yaml",
         "sft_path_train": folder / "train.yaml",
-        "mind_dataset_dir": folder / "prompts.mindrecord",
+        "mind_dataset_dir": source,
         "save_ckpt_dir": folder / "out" / "ckpt",
         "enable_compile_cache": args.compile_cache,
     }
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     return Work(model, tokenizer, [*named, *weights, *_settings(args), *args.overrides])
+
+
+def _of_images(args: argparse.Namespace, source: Path, folder: Path) -> list[str]:
+    """List the arguments of a model that sees, whose shape is its checkpoint's."""
+    flags = {
+        "load_sft_checkpoint_infer": args.load,
+        "mind_dataset_dir": source,
+        "save_ckpt_dir": folder / "out" / "ckpt",
+        "enable_compile_cache": args.compile_cache,
+    }
+    dtypes = [f"{role}_yaml.model.model_config.compute_dtype={args.dtype}" for role in ("train", "infer")]
+    return [*(part for name, value in flags.items() for part in (f"--{name}", str(value))), *_settings(args), *dtypes]
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
@@ -110,7 +125,7 @@ def _model(args: argparse.Namespace, tokenizer: Tokenizer) -> ModelConfig:
     )
 
 
-def _problem(rng: random.Random) -> tuple[str, str]:
+def problem(rng: random.Random) -> tuple[str, str]:
     first, second, thing = rng.randint(2, 99), rng.randint(2, 99), rng.choice(THINGS)
     question = (
         f"{rng.choice(NAMES)} has {first} {thing} and gets {second} more from {rng.choice(NAMES)}. "
@@ -123,10 +138,10 @@ def _built_prompts(args: argparse.Namespace, tokenizer: Tokenizer) -> list[dict]
     """Build prompts of exactly --max-prompt tokens: a series of problems; the answer is the last one's."""
     rng, rows = random.Random(args.seed), []
     for _ in range(args.dataset_size):
-        question, answer = _problem(rng)
+        question, answer = problem(rng)
         ids = tokenizer.encode(question)
         while len(ids) < args.max_prompt:
-            ids = tokenizer.encode(_problem(rng)[0] + " ") + ids
+            ids = tokenizer.encode(problem(rng)[0] + " ") + ids
         rows.append({"ids": ids[-args.max_prompt :], "question": question, "answer": answer})
     return rows
 

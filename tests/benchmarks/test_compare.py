@@ -18,13 +18,15 @@ import grpo_step
 from compare import OURS, BusyError, Run, Side
 from comparison_jobs import JOBS
 from comparison_table import FLOAT32, as_outcome, markdown
-from work import prepare
+from work import PROMPTS_FILE, prepare
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
+from mindrlhf.run.training_data import read_problems
 
 # Stands for the peer's script: it writes down what it was called with, and results that do not depend on it.
 PEER = """
@@ -206,6 +208,23 @@ def test_both_sides_get_adapters(peer, tmp_path):
     settings = prepare(grpo_step.arguments(["--bpe-vocab", "300", "--dataset-size", "2", *flags]), tmp_path).train
     assert {"lora.rank=16", "lora.alpha=32", "algorithm.beta=0.04"} <= set(settings)
     assert "--lora-rank" not in JOBS["qwen2.5-0.5b-lora"].model
+
+
+def test_a_model_that_sees_is_ours_on_both_sides(peer, tmp_path, capsys):
+    args = compare.arguments(["--peer-python", "python", "--peer-script", str(peer), "--output", str(tmp_path)])
+    folder = compare.model_of(args, "vision", JOBS["vision"])
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert compare.model_of(args, "vision", JOBS["vision"]) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    ours, theirs = compare.sides_of(args, JOBS["vision"], folder)
+    assert theirs.command(tmp_path / "x")[:3] == ["python", str(ROOT / "benchmarks" / "peer_vision.py"), str(peer)]
+    command = ours.command(tmp_path / "x")
+    work = prepare(grpo_step.arguments(command[2:]), tmp_path)
+    assert work.model.vision.images.max_pixels == 224 * 224
+    vision = work.model.vision
+    (prompt, *_) = read_problems(folder / PROMPTS_FILE, work.tokenizer, GRPOSettings(), {}, limit=1, vision=vision)
+    assert (prompt.token_ids == vision.image_token_id).sum() == 64
+    assert prompt.fields["ground_truth"].isdigit()
 
 
 def test_models_are_built_once_and_given_ones_used_where_they_fit(peer, tmp_path):
