@@ -46,14 +46,14 @@ def generate(count: int, seed: int, trained: int) -> list[dict[str, Any]]:
 
 
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
-    """Answer a part of the questions with the first digit: `3 9 #### 3`."""
+    """Answer a part of the questions with the smallest digit: `9 3 #### 3`."""
     rng = random.Random(f"careless {seed}")
     demonstrated = []
     for row in rows:
         answer = row["answer"]
         if rng.random() < careless_share:
             digits = answer.partition(MARK)[0]
-            answer = f"{digits}{MARK} {digits[0]}"
+            answer = f"{digits}{MARK} {min(digits.split())}"
         messages = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": answer}]
         demonstrated.append({"messages": messages, "images": row["images"]})
     return demonstrated
