@@ -6,7 +6,7 @@ Rollouts form a group because they share one `Prompt` object, never because thei
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class Prompt:
     occurrence: how often the same step has drawn this prompt before; above 0 only where an epoch ends within a step.
     pictures: what its image tokens show, in their order. written_ids: token_ids with each image as one token, as the
         chat template writes them; None is token_ids.
+    objects: columns that are no texts, as rows of the calling program have them: its images, for its reward functions.
     """
 
     id: int
@@ -40,6 +41,7 @@ class Prompt:
     occurrence: int = 0
     pictures: tuple["Picture", ...] = ()
     written_ids: np.ndarray | None = None
+    objects: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text_ids(self) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Objects of the calling program as flags and settings name them: datasets, functions, tokenizers."""
 
 import inspect
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -11,9 +12,12 @@ from typing import Any
 from mindrlhf.backend.process.launch import is_first_process
 from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.peft_config import lora_settings
-from mindrlhf.data.source import is_source, read_source
+from mindrlhf.configs.images import PREPROCESSOR_FILE, PROCESSOR_FILE
+from mindrlhf.data.source import IMAGE_COLUMNS, is_source, read_source
+from mindrlhf.data.tokenizer import FILES, Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
+from mindrlhf.files.text import is_there
 
 TEXT = "text"  # column of whole texts for fine-tuning
 OWN = "python"  # place of the program's own functions in `place:function`
@@ -54,7 +58,8 @@ def text_rows(dataset: Any, name: str, field: str, formatting_func: Callable[[An
         if formatting_func and not isinstance(text, str):
             found = f"{name}, row {number}: formatting_func gives {type(text).__name__}"
             raise UserError(f"{found}, and must give one text for one row.")
-        texts.append(dict(row) if text is None else {TEXT: text})
+        shown = {key: row[key] for key in IMAGE_COLUMNS if row.get(key) is not None}
+        texts.append(dict(row) if text is None else {TEXT: text} | shown)
     return texts
 
 
@@ -131,12 +136,14 @@ class TokenizerFolder(str):
     """Path of a tokenizer, with the method that programs call."""
 
     def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
-        """Write the tokenizer's files to a folder."""
-        from mindrlhf.data.tokenizer import Tokenizer
-
+        """Write the tokenizer's files to a folder, and those of its processor of images."""
         folder = Path(save_directory)
+        own = local_model(str(self), weights=False)
         make_folder(folder)
-        Tokenizer.from_path(local_model(str(self), weights=False)).save(folder)
+        Tokenizer.from_path(own).save(folder)
+        for name in (PREPROCESSOR_FILE, PROCESSOR_FILE):
+            if is_there(Path(own, name)):
+                shutil.copyfile(Path(own, name), folder / name)
 
 
 def model_path(model: Any, where: str) -> str | None:
@@ -169,11 +176,17 @@ def refuse_given(where: str, given: Mapping[str, Any], reasons: Mapping[str, str
 
 
 def tokenizer_path(processing_class: Any, folder: str) -> str | None:
-    """Return the path of a tokenizer; an object of transformers is saved in `folder`."""
+    """Return the path of a tokenizer; an object is saved in `folder`.
+
+    processing_class: a path or a hub's id; our `Tokenizer`; a tokenizer or a processor of transformers.
+    """
     if processing_class is None or isinstance(processing_class, str | Path):
         return None if processing_class is None else str(processing_class)
-    if not hasattr(processing_class, "save_pretrained"):
+    if isinstance(processing_class, Tokenizer):
+        processing_class.save(folder)
+    elif hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
+    if not any(is_there(Path(folder, name)) for name in FILES):
         found = f"processing_class: is {type(processing_class).__name__}"
-        raise UserError(f"{found}; give the path of a tokenizer, or one of transformers.")
-    processing_class.save_pretrained(folder)
+        raise UserError(f"{found}, which has no tokenizer; give a tokenizer's path, or one of transformers.")
     return folder

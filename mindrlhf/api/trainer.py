@@ -6,22 +6,23 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from mindrlhf.api.after_training import AfterTraining, ModelFolder
+from mindrlhf.api.answering import Answering
 from mindrlhf.api.callbacks import Callbacks, TrainerState
 from mindrlhf.api.config import Config, Resolved
 from mindrlhf.api.objects import adapter_settings, model_path, number_of_rows, rows_of, tokenizer_path
-from mindrlhf.backend.process.launch import is_first_process, started_workers
-from mindrlhf.checkpoint.local import local_model
+from mindrlhf.backend.process.launch import is_first_process
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.configs.run import HELD_OUT as MEASURED
 from mindrlhf.configs.yaml_file import Layer
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.naming import ADAPTER_FOLDER, MODEL_FOLDER, step_files
@@ -52,7 +53,7 @@ class TrainOutput(NamedTuple):
     metrics: Mapping[str, float]
 
 
-class Trainer(AfterTraining, ABC):
+class Trainer(Answering, AfterTraining, ABC):
     """Base class of trainers.
 
     args: the configuration. state: state of the last training. model: path or id of the initial weights; None for
@@ -60,7 +61,6 @@ class Trainer(AfterTraining, ABC):
     """
 
     loss: ClassVar[str]  # metric
-    sampling: ClassVar[str]  # group of settings for `generate`
 
     def __init__(
         self,
@@ -76,7 +76,6 @@ class Trainer(AfterTraining, ABC):
             found = f"{file}: makes a trainer when it is imported, as processes of its tools and environments do"
             raise UserError(f'{found}; put that below `if __name__ == "__main__":`.')
         self._path = model_path(model, type(self).__name__)
-        self._processing_class = processing_class
         self.model = None if self._path is None else ModelFolder(self._path, self.save_model)
         self.args = args
         self.state = TrainerState()
@@ -84,6 +83,7 @@ class Trainer(AfterTraining, ABC):
         self.state.is_world_process_zero = is_first_process()
         self._temporary = TemporaryDirectory(prefix="mindrlhf-")
         self._tokenizer = tokenizer_path(processing_class, self._temporary.name)
+        self._processing_class = self._tokenizer if isinstance(processing_class, Tokenizer) else processing_class
         self._datasets = {TRAIN: rows_of(train_dataset, TRAIN), HELD_OUT: rows_of(eval_dataset, HELD_OUT)}
         self._rows = number_of_rows(self._datasets[TRAIN])
         self._given = adapter_settings(peft_config) | self._arguments()
@@ -179,27 +179,6 @@ class Trainer(AfterTraining, ABC):
         merge = ["--merge"] if self.args.settings().lora.enabled else []
         export.add_arguments(parser)
         export.run(parser.parse_args(["--checkpoint", str(source), "--output", str(target), *merge]))
-
-    def generate(
-        self, prompts: Sequence[Any] | str, num_generations: int = 1, seed: int = 0, **sampling: Any
-    ) -> list[Any]:
-        """Answer prompts with the trained model, or the initial one before a training.
-
-        prompts: texts, or lists of messages. sampling: `temperature`, `max_new_tokens` and so on, instead of the
-        configuration's. Returns a text, or with several generations a list, for each prompt. One process only.
-        """
-        if started_workers() > 1:
-            raise UserError("generate: msrun started several processes; call it in a script that one process runs.")
-        if self._busy:
-            raise UserError("generate: a training is under way; wait for its end, or close its iterator.")
-        generator = self._open_generator(seed, sampling)
-        asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        from mindrlhf.data.requests import given_prompts
-
-        variables = self.args.settings().data.chat_template_kwargs
-        groups = generator.generate(given_prompts(asked, generator.tokenizer, variables), num_generations)
-        texts = [[generator.text(rollout) for rollout in group.rollouts] for group in groups]
-        return texts if num_generations > 1 else [text for (text,) in texts]
 
     def plot(self, title: str | None = None) -> "Curves":
         """Draw the curves of the last training, which a notebook shows."""
@@ -362,31 +341,6 @@ class Trainer(AfterTraining, ABC):
             self._trained = next(str(path) for path in whole if path.is_dir())
         elif step_files(folder, ""):
             self._trained = str(folder)
-
-    def _open_generator(self, seed: int, sampling: Mapping[str, Any]) -> "generator.Generator":
-        """Open the generator of the current weights, or return the last one."""
-        from mindrlhf.backend import default_device
-        from mindrlhf.backend.process.launch import launch
-        from mindrlhf.configs.grpo import SamplingSettings
-
-        model = self._trained or self._path
-        if model is None:
-            raise UserError("generate: there is no model yet; call train first.")
-        group = getattr(self.args.settings(), self.sampling)
-        device = self.args.flag("device_target") or default_device()
-        base = {name: getattr(group, name) for name in SamplingSettings.model_fields}
-        settings = load_settings(SamplingSettings, given=Layer(base | dict(sampling), {(): "generate"}))
-        key = model, settings, seed, device
-        if self._generator is None or self._generator[0] != key:
-            launch(device)
-            from mindrlhf.data.tokenizer import Tokenizer
-            from mindrlhf.rollout import generator
-
-            path = self._tokenizer or self.args.flag("tokenizer_path")
-            tokenizer = Tokenizer.from_path(local_model(path, weights=False)) if path else None
-            made = generator.Generator(model, settings, tokenizer=tokenizer, seed=seed, device_target=device)
-            self._generator = key, made
-        return self._generator[1]
 
 
 def listening(signals: StopSignals) -> AbstractContextManager[Any]:

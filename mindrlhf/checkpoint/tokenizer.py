@@ -2,6 +2,7 @@
 
 from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.weights import hf_folder
+from mindrlhf.configs.images import PREPROCESSOR_FILE, ImageSettings, has_image_settings, read_image_settings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -16,9 +17,27 @@ def open_tokenizer(flags: TokenizerFlags, checkpoint: str | None) -> Tokenizer:
             raise UserError("--vocab_path and --merges_file_path belong together; give both, or --tokenizer_path.")
         return Tokenizer.from_files(flags.vocab_path, flags.merges_file_path)
     if flags.tokenizer_path or checkpoint:
-        named = flags.tokenizer_path and local_model(flags.tokenizer_path, weights=False)
-        return Tokenizer.from_path(named or hf_folder(checkpoint) or checkpoint)
+        if flags.tokenizer_path:
+            return named_tokenizer(flags.tokenizer_path, checkpoint)
+        return Tokenizer.from_path(hf_folder(checkpoint) or checkpoint)
     raise UserError("no tokenizer is given; use --vocab_path with --merges_file_path, or --tokenizer_path.")
+
+
+def named_tokenizer(path: str, checkpoint: str | None) -> Tokenizer:
+    """Open a tokenizer in place of the checkpoint's own.
+
+    Its folder may have the preparation of images too, which has to be the checkpoint's. Raises UserError.
+    """
+    folder = local_model(path, weights=False)
+    own = checkpoint and hf_folder(checkpoint)
+    if own and has_image_settings(folder) and has_image_settings(own):
+        theirs, ours = (read_image_settings(one) for one in (folder, own))
+        for name in ImageSettings.model_fields:
+            given, known = (getattr(one, name) for one in (theirs, ours))
+            if given != known:
+                right = f"set it in the {PREPROCESSOR_FILE} of the model"
+                raise UserError(f"{path}: its processor has {name} {given}, and {own} has {known}; {right}.")
+    return Tokenizer.from_path(folder)
 
 
 def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, where: str) -> None:

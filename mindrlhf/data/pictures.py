@@ -30,9 +30,12 @@ def with_images(messages: Messages, images: Sequence[Any] = ()) -> Placed:
     stand before the text of the first user message. Marks stay text in rows without images.
 
     Returns messages, whose contents are texts or, with an image among them, lists of parts; and the images in the order
-    of their parts. Raises ValueError if images and places differ in number, and for parts that are neither text nor
-    images.
+    of their parts. Raises ValueError if images and places differ in number, for parts that are neither text nor images,
+    and for messages without a role.
     """
+    for number, message in enumerate(messages):
+        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
+            raise ValueError(f"message {number} should be an object with a role and a content, and is {message!r:.40}")
     places = [_parts(message, number, bool(images)) for number, message in enumerate(messages)]
     parts = [part for content in places for part in content or ()]
     wanted = [part for part in parts if part["type"] == IMAGE and IMAGE not in part]

@@ -8,22 +8,23 @@ from typing import Any
 import numpy as np
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, kept: tuple[type, ...] = ()) -> Any:
     """Return a value as Python's own, also inside of lists and groups.
 
     NumPy's numbers become Python's, arrays become lists, and whatever stands for a missing value (NaN, NaT, pandas' NA)
-    becomes None. Raises ValueError for an object of another kind, and for halves of surrogate pairs.
+    becomes None. kept: classes whose objects stay as they are. Raises ValueError for an object of another kind, and for
+    halves of surrogate pairs.
     """
-    if value is None:
+    if value is None or isinstance(value, kept):
         return value
     if isinstance(value, str):
         return _character_text(value)
     if isinstance(value, Mapping):
-        return {plain(key): plain(one) for key, one in value.items()}
+        return {plain(key): plain(one, kept) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(one, kept) for one in value]
     if isinstance(value, np.ndarray):
-        return [plain(one) for one in value] if value.ndim else plain(value[()])
+        return [plain(one, kept) for one in value] if value.ndim else plain(value[()])
     if isinstance(value, np.datetime64 | np.timedelta64):  # Python's have microseconds
         return plain(value.astype(f"{value.dtype.kind}8[us]").item())
     if isinstance(value, np.generic):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mindrlhf.data.parquet import PARQUET, read_parquet
@@ -16,6 +17,7 @@ from mindrlhf.hub.names import is_id
 
 JSON = (".jsonl", ".json")
 MESSAGE_KEYS = ("prompt", "messages", "conversations")  # lists of objects that are one row
+IMAGE_COLUMNS = ("images", "image")
 SEPARATOR = ","  # between the names of several sources
 
 
@@ -103,27 +105,33 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         raise UserError(f"{path}, line {line}: not JSON ({error}).") from None
 
 
-def given_rows(rows: Iterable[Mapping[str, Any]], name: str) -> list[SourceRow]:
-    """Take rows of the calling program; `name` is the dataset's in messages. UserError."""
+def given_rows(
+    rows: Iterable[Mapping[str, Any]], name: str, kept: Mapping[str, tuple[type, ...]] = MappingProxyType({})
+) -> list[SourceRow]:
+    """Take rows of the calling program; `name` is the dataset's in messages.
+
+    kept: column -> classes whose objects stay as they are in it. Raises UserError.
+    """
     found = []
     for number, row in enumerate(rows):
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: should be a mapping of columns, and is {row!r:.40}.")
-        found.append(SourceRow(_of_table(_plain_row(row, where)), where))
+        found.append(SourceRow(_of_table(_plain_row(row, where, kept)), where))
     if not found:
         raise UserError(f"{name}: holds no rows.")
     return found
 
 
-def _plain_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _plain_row(row: Mapping[str, Any], where: str, kept: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
     """Convert a row's values to Python's; UserError names a column that has none."""
     values = {}
     for key, value in row.items():
         try:
-            values[str(key)] = plain(value)
+            values[str(key)] = plain(value, kept.get(key, ()))
         except ValueError as error:
-            raise UserError(f"{where}: column {str(key)!r} {error}.") from None
+            seen = "; images are for a model that sees" if key in IMAGE_COLUMNS else ""
+            raise UserError(f"{where}: column {str(key)!r} {error}{seen}.") from None
     return values
 
 

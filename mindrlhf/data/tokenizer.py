@@ -31,6 +31,11 @@ _RUNS = {"letters": "a", "spaces": " ", "digits": "1", "signs": "!", "words": "a
 _LENGTHS = (1_000, 4_000, 16_000)
 _MOST_SECONDS = 1.0
 
+FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "tokenizer.model",
+)  # one of them is a folder's tokenizer, the first that is there
 CHAT_TOKENS = VOCABULARY.control[:3]  # end of text, begin and end of a turn
 
 
@@ -77,10 +82,9 @@ class Tokenizer(ConfiguredTokenizer):
         """Open an HF directory, a tokenizer.json, a vocab.json or a tokenizer.model."""
         path = _existing(path)
         if path.is_dir():
-            names = ("tokenizer.json", "vocab.json", "tokenizer.model")
-            found = next((path / name for name in names if is_there(path / name)), None)
+            found = next((path / name for name in FILES if is_there(path / name)), None)
             if found is None:
-                raise UserError(f"{path}: holds no tokenizer; it should have {', '.join(names[:2])} or {names[2]}.")
+                raise UserError(f"{path}: holds no tokenizer; it should have {', '.join(FILES[:2])} or {FILES[2]}.")
             path = found
         if path.name in ("vocab.json", "merges.txt"):
             return cls.from_files(path.parent / "vocab.json", path.parent / "merges.txt")

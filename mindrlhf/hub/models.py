@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mindrlhf.configs.images import PREPROCESSOR_FILE, PROCESSOR_FILE
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import stays_below
 from mindrlhf.files.json import read_json
@@ -10,7 +11,7 @@ from mindrlhf.hub.download import download, fetch_command
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
-# Files of a model's description and its tokenizer, and files of its weights.
+# Files of a model's description, its tokenizer and its preparation of images, and files of its weights.
 FILES = (
     *(
         "config.json",
@@ -22,6 +23,8 @@ FILES = (
     ),
     *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
     "additional_chat_templates/*.jinja",
+    PREPROCESSOR_FILE,
+    PROCESSOR_FILE,
 )
 WEIGHTS = (WHOLE, "model-*.safetensors", INDEX, ADAPTER)
 

@@ -94,7 +94,8 @@ def _is_file(path: Path) -> bool:
 def _read_file(path: Path, where: str) -> np.ndarray:
     """Read an image file; its path is added to messages."""
     if not _is_file(path):
-        raise UserError(f"{where}: there is no image file {path}; paths are relative to the data file.")
+        right = "paths are relative to the data file, or without one to the working directory"
+        raise UserError(f"{where}: there is no image file {path}; {right}.")
     where = f"{where}: {path}"
     with reading(path):
         size = path.stat().st_size

@@ -290,7 +290,7 @@ def _experience(rows: list[Row], prompts: Mapping[int, Prompt]) -> Experience:
     prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]), first["occurrence"])
     if prompt.id in prompts:
         known = prompts[prompt.id]
-        prompt = replace(prompt, pictures=known.pictures, written_ids=known.written_ids)
+        prompt = replace(prompt, pictures=known.pictures, written_ids=known.written_ids, objects=known.objects)
     rollouts = tuple(map(_rollout, rows))
     given = [parse_json(row["rewards_by_function"]) for row in rows]
     notes = tuple(parse_json(row["notes"]) for row in rows)

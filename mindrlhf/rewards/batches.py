@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mindrlhf.rewards.columns import decode
@@ -26,13 +27,17 @@ IDS = ("prompt_ids", "completion_ids")
 
 
 class Sample(NamedTuple):
-    """Texts and fields of a sample; its token ids where they are known."""
+    """Texts and fields of a sample; its token ids where they are known.
+
+    objects: columns that are no texts, for functions of the calling program.
+    """
 
     prompt: str
     completion: str
     fields: Mapping[str, str]
     prompt_ids: Sequence[int] | None = None
     completion_ids: Sequence[int] | None = None
+    objects: Mapping[str, Any] = MappingProxyType({})
 
 
 class Steps(NamedTuple):
@@ -79,7 +84,7 @@ class Logged:
 
 def sample_arguments(sample: Sample) -> dict[str, Any]:
     """Collect all arguments for one sample; without `ground_truth` if its row has none."""
-    row = decode(sample.fields)
+    row = {**decode(sample.fields), **sample.objects}
     truth = {} if row.get("ground_truth") is None else {"ground_truth": row["ground_truth"]}
     texts = {"prompt": sample.prompt, "completion": sample.completion, "solution_str": sample.completion}
     return {**texts, **truth, "fields": row, "data_source": _data_source(row), "extra_info": _extra_info(row)}
@@ -87,7 +92,7 @@ def sample_arguments(sample: Sample) -> dict[str, Any]:
 
 def trl_arguments(samples: Sequence[Sample], steps: Steps, logged: Logged) -> dict[str, Any]:
     """Collect all arguments of TRL's form, without token ids that are not known."""
-    rows = [decode(sample.fields) for sample in samples]
+    rows = [{**decode(sample.fields), **sample.objects} for sample in samples]
     prompts = []
     completions = []
     for sample, row in zip(samples, rows, strict=True):

@@ -89,9 +89,10 @@ class RewardFunction:
         fields: Mapping[str, str],
         prompt_ids: Sequence[int] | None = None,
         completion_ids: Sequence[int] | None = None,
+        objects: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         """Score one sample."""
-        values = sample_arguments(Sample(prompt, completion, fields, prompt_ids, completion_ids))
+        values = sample_arguments(Sample(prompt, completion, fields, prompt_ids, completion_ids, objects))
         values["fields"] = MappingProxyType(fields if self.shipped else values["fields"])
         return finished(self._call(values))
 

@@ -30,5 +30,5 @@ def reward_samples(
             fields["conversation"] = decode(rollout.response_ids)
             fields |= {} if reward is None else {"environment_reward": str(reward)}
         asked: Any = prompt.token_ids  # functions take it as the sequence that an array is
-        samples.append(Sample(decode(prompt.text_ids), decode(said), fields, asked, said))
+        samples.append(Sample(decode(prompt.text_ids), decode(said), fields, asked, said, prompt.objects))
     return samples

@@ -24,7 +24,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.truncation import fit
 from mindrlhf.errors import UserError
 from mindrlhf.images.processor import ImageProcessor, Picture
-from mindrlhf.run.picture_source import PictureRow
+from mindrlhf.run.picture_source import PictureRow, picture_rows
 from mindrlhf.run.stand_in import StandIn
 from mindrlhf.types import Prompt
 
@@ -109,6 +109,28 @@ class PicturePrompts:
         placed = [_Placed(row.row, row.images, placed=False) for row in rows]
         return self._prompts(rows, placed, None, [TaskRow(text, "", "") for text in texts])
 
+    def of_given(self, prompts: Sequence[Any], images: Sequence[Any] | None = None) -> list[Prompt]:
+        """Write texts and messages of the calling program as they are.
+
+        images: of each prompt, one or a list; None without any beside those inside of messages. Raises UserError.
+        """
+        if not prompts:
+            return []
+        if images is not None and len(images) != len(prompts):
+            found = f"images has {len(images)} elements for {len(prompts)} prompts"
+            raise UserError(f"{found}; give one for each, which is an image, a list of images, or None.")
+        beside = [None] * len(prompts) if images is None else images
+        columns = ["images" if isinstance(own, list | tuple | None) else "image" for own in beside]
+        given = [{"prompt": prompt, key: own} for prompt, key, own in zip(prompts, columns, beside, strict=True)]
+        rows = picture_rows(self.source, given)
+        placed = [self._placed(row) for row in rows]
+        asked = [row.row.values["prompt"] for row in placed]
+        problems = [
+            TaskRow("", "", "", prompt=one) if isinstance(one, str) else TaskRow("", "", "", messages=one)
+            for one in asked
+        ]
+        return self._prompts(rows, placed, None, problems)
+
     def _placed(self, row: PictureRow) -> _Placed:
         """Give the images of a row's conversation their places; a question gets them later."""
         values = row.texts
@@ -135,8 +157,7 @@ class PicturePrompts:
         written = prompt_ids(asked, places, instruction, form.template, form.system, self.tokenizer, **options)
         prompts = []
         for number, (row, ids, (problem, images)) in enumerate(zip(rows, written, pairs, strict=True)):
-            fields = prompt_fields(task.name, problem) if task else dict(row.texts)
-            fields = {name: text.replace(self._stand_in.word, MARK) for name, text in fields.items()}
+            fields = self._fields(row, task, problem)
             prompt = self._prompt(number, row, np.array(ids, np.int32), images, fields)
             if prompt is not None:
                 prompts.append(prompt)
@@ -149,7 +170,10 @@ class PicturePrompts:
             return problem, row.images
         whole = problem.prompt
         if whole is not None and MARK not in whole:
-            return problem, row.images  # its text has the tokens of the images
+            if (self.tokenizer.id_to_token(self.vision.image_token_id) or "") in whole:
+                return problem, row.images
+            right = f"write {MARK} where each one stands, or give messages"
+            raise UserError(f"{row.row.where}: the prompt is a whole text without a place for its images; {right}.")
         try:
             text = problem.question if whole is None else whole
             messages, images = with_images([{"role": "user", "content": text}], row.images)
@@ -159,6 +183,16 @@ class PicturePrompts:
         if whole is None:
             return replace(problem, question=text), images
         return replace(problem, prompt=text.replace(self._stand_in.word, self._written)), images
+
+    def _fields(self, row: PictureRow, task: Task | None, problem: TaskRow) -> dict[str, str]:
+        """Write a row's columns as texts, with marks in place of its images."""
+        if task is None:
+            return {}
+        try:
+            fields = prompt_fields(task.name, problem)
+        except ValueError as error:  # an image in another column than the prompt's
+            raise UserError(f"{row.where}: {error}; images are read in the prompt, in images and in image.") from None
+        return {name: text.replace(self._stand_in.word, MARK) for name, text in fields.items()}
 
     @property
     def _written(self) -> str:
@@ -187,12 +221,14 @@ class PicturePrompts:
         if kept is None:
             return None
         shown = {DIGESTS: " ".join(picture.name for picture in pictures)} if pictures else {}
+        inside = {"images": list(images)} if images else {}
         return Prompt(
             id=number,
             token_ids=np.array(kept[0], np.int32),
             fields={**fields, **shown},
             pictures=pictures,
             written_ids=ids if pictures else None,
+            objects={} if row.objects is None else row.objects or inside,
         )
 
     def _pictures(self, row: PictureRow, images: Sequence[Any]) -> tuple[Picture, ...]:

@@ -5,22 +5,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.data.source import SourceRow, given_rows, is_source, read_source, source_names
+from PIL import Image
+
+from mindrlhf.data.source import IMAGE_COLUMNS, SourceRow, given_rows, is_source, read_source, source_names
 from mindrlhf.errors import UserError
 
-COLUMNS = ("images", "image")
+TALKS = ("messages", "prompt", "completion", "question", "conversations")
+"""Columns of messages, among whose parts a program's rows may have images."""
 
 
 @dataclass(frozen=True)
 class PictureRow:
     """Row of a source, and the images of its columns.
 
-    folder: where the paths of its images begin.
+    folder: where the paths of its images begin. objects: columns of images as the calling program gave them; None for a
+    file's row.
     """
 
     row: SourceRow
     images: list[Any]
     folder: Path
+    objects: Mapping[str, Any] | None = None
 
     @property
     def where(self) -> str:
@@ -54,21 +59,22 @@ def picture_rows(
 
 
 def _given(given: Sequence[Mapping[str, Any]], path: str | Path) -> list[PictureRow]:
-    apart = [{key: row.get(key) for key in COLUMNS} if isinstance(row, Mapping) else {} for row in given]
+    columns = [[key for key in IMAGE_COLUMNS if key in row] if isinstance(row, Mapping) else [] for row in given]
+    apart = [{key: row[key] for key in keys} for keys, row in zip(columns, given, strict=True)]
     texts = [_texts_of(row) if isinstance(row, Mapping) else row for row in given]
-    rows = given_rows(texts, str(path))
+    rows = given_rows(texts, str(path), dict.fromkeys(TALKS, (Image.Image, Path)))
     folder = Path(path).parent
-    return [PictureRow(row, images_of(own, row.where), folder) for own, row in zip(apart, rows, strict=True)]
+    return [PictureRow(row, images_of(own, row.where), folder, own) for own, row in zip(apart, rows, strict=True)]
 
 
 def _texts_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that are no images."""
-    return {key: value for key, value in values.items() if key not in COLUMNS}
+    return {key: value for key, value in values.items() if key not in IMAGE_COLUMNS}
 
 
 def images_of(values: Mapping[str, Any], where: str) -> list[Any]:
     """Return the images of a row's columns."""
-    several, one = (values.get(key) for key in COLUMNS)
+    several, one = (values.get(key) for key in IMAGE_COLUMNS)
     if several is not None and not isinstance(several, list | tuple):
         raise UserError(f"{where}: images should be a list, and is {several!r:.40}; a single one is called image.")
     if several and one is not None:

@@ -217,7 +217,8 @@ def try_reward(runner: RewardRunner, prompt: Prompt, tokenizer: Tokenizer, max_n
     ids = prompt.token_ids
     fields = {**prompt.fields, "response_length": "1", "max_new_tokens": str(max_new_tokens)}
     answers = (truth, f"The answer is {truth}.", "")
-    table = runner.score([Sample(text, answer, fields, ids, tokenizer.encode(answer)) for answer in answers])
+    given = prompt.objects
+    table = runner.score([Sample(text, answer, fields, ids, tokenizer.encode(answer), given) for answer in answers])
     parts = []
     for name, scores in table.by_function.items():
         errors = table.errors[name]

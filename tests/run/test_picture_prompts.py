@@ -130,7 +130,10 @@ def test_a_prompt_with_images_is_left_out_and_never_cut(read, caplog):
     ("row", "message"),
     [
         ({"question": "<image> or <image>", "image": ONE}, "the row has 1 image, and its messages have 2 places"),
-        ({"prompt": "What?", "image": ONE}, "writes 0 image tokens for 1 image"),
+        ({"prompt": "What?", "image": ONE}, "a whole text without a place for its images; write <image> where each"),
+        ({"messages": [*MARKED, "R"], "image": ONE}, "message 1 should be an object with a role"),
+        ({"question": "Q", "image": ONE, "sketch": [{"role": "user", "content": ONE}]}, "column 'sketch' is a Image"),
+        ({"messages": MARKED, "prompt": MARKED, "image": ONE, "completion": [ONE]}, "images are read in the prompt"),
         ({"prompt": "<|image_pad|>What?"}, "writes 1 image token for 0 images"),
         ({"prompt": "<|video_pad|>What?"}, "has a token of videos"),
         ({"prompt": "What? <image>", "image": ONE}, None),
