@@ -14,7 +14,10 @@ SUPPORTED = f"supported are {', '.join(family.title for family in SERVED.values(
 CLASSES = (LLAMA_CLASS, *(family.mindformers for family in FAMILIES.values() if family.mindformers))
 MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *SERVED}))
 EXPERTS = next(iter(SIGNS))
-WITH_IMAGES = "a model with images, outside of `mindrlhf train`, `sft`, `generate`, `eval`, `export` and `transform`,"
+COMMANDS = (
+    "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export` and `transform`"  # they take models with images
+)
+WITH_IMAGES = f"a model with images, outside of {COMMANDS},"
 
 
 def unsupported(where: str, found: str, kind: str = "this model family") -> UserError:

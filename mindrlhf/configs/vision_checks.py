@@ -65,7 +65,13 @@ def check_generating_images(
     """
     if images and rows:
         raise UserError("--image is for --prompt; the rows of --prompts have their own images.")
-    if images and model.vision is None:
-        raise UserError(f"--image: {checkpoint} is a model of the family {model.family}, which takes text alone.")
-    if images and model.vision.images is None:
+    if images:
+        check_shown(model, checkpoint, "--image")
+
+
+def check_shown(model: ModelConfig, checkpoint: str, where: str) -> None:
+    """Check that a model can be shown images, which `where` gives."""
+    if model.vision is None:
+        raise UserError(f"{where}: {checkpoint} is a model of the family {model.family}, which takes text alone.")
+    if model.vision.images is None:
         raise no_image_settings(checkpoint)

@@ -44,6 +44,7 @@ class Generator:
     model's by default. slots: most responses generated at once. seed: keys the random numbers, together with a prompt's
     id and a response's index. device_target: `backend.default_device` by default. where: names the prompts in messages.
     adapter: an adapter in PEFT's format, merged into the model.
+    The attribute `sampling` may be changed between calls.
     Raises UserError for a directory that is not a model.
     """
 
@@ -95,7 +96,9 @@ class Generator:
         """Open an engine large enough for these prompts, or return the last one."""
         longest = check_prompts(prompts, self.model, self.tokenizer, self.sampling.max_new_tokens, self._where)
         slots = min(self._slots, len(prompts) * num_generations)
-        if self._engine is None or self._engine.max_prompt < longest or self._engine.slots < slots:
+        known = self._engine
+        fits = known and known.max_prompt >= longest and known.slots >= slots and known.sampling == self.sampling
+        if not fits:
             from mindrlhf.models.decoder import Decoder
             from mindrlhf.rollout.engine import Engine
 

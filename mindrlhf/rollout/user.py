@@ -1,19 +1,95 @@
 """User at a terminal or a pipe as the partner of a conversation."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from mindrlhf.configs.vision import VisionConfig
+from mindrlhf.data.pictures import TEXT_PART, token_repeats
 from mindrlhf.data.turns import Message, TurnTemplate
 from mindrlhf.files.printable import LAYOUT, printable
 from mindrlhf.rollout.generator import Generator
 from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply
 from mindrlhf.types import Prompt
 
+if TYPE_CHECKING:  # it imports Pillow, which text does not need
+    from mindrlhf.images.processor import Picture
+
 OVER = Reply(0, np.zeros(0, np.int32), over=True)
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from the first bytes of a character
+
+
+@dataclass(frozen=True, eq=False)
+class Typed:
+    """Message of a user.
+
+    content: a text, or with pictures the parts of `data.pictures.with_images`. pictures: in the order of their parts.
+    """
+
+    content: Any
+    pictures: tuple["Picture", ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Talk:
+    """Conversation up to the model's next turn: ids with all tokens of images, int32[T], and pictures.
+
+    behind: number of ids up to the last image, whose keys and values come from the prefill; at least 1.
+    """
+
+    ids: np.ndarray
+    pictures: tuple["Picture", ...]
+    behind: int
+
+
+class TalkWriter:
+    """Writer of typed messages as ids.
+
+    template: of messages; for a model that sees, one that takes parts. opening: messages before the first. vision: of
+    a model that sees.
+    """
+
+    def __init__(self, template: TurnTemplate, opening: Sequence[Message], vision: VisionConfig | None = None):
+        self._template = template
+        self._opening = opening
+        self._vision = vision
+
+    def first(self, typed: Typed) -> Talk:
+        """Begin a conversation. ValueError for a template that does not write each image once."""
+        message = {"role": "user", "content": typed.content}
+        return self._talk(self._wide(self._template.prompt([*self._opening, message]), typed), typed.pictures)
+
+    def next(self, typed: Typed, turn: Sequence[int]) -> np.ndarray:
+        """Write a message behind the model's turn; raises as `first`."""
+        message = {"role": "user", "content": self._plain(typed.content)}
+        return self._wide(self._template.answers([message], turn), typed)
+
+    def continued(self, before: Talk, said: Sequence[int], ids: np.ndarray, typed: Typed) -> Talk:
+        """Append the tokens that were said, and a message, to a conversation."""
+        whole = np.concatenate((before.ids, np.array(said, np.int32), ids))
+        return self._talk(whole, (*before.pictures, *typed.pictures))
+
+    def _talk(self, ids: np.ndarray, pictures: tuple["Picture", ...]) -> Talk:
+        # The first decode step takes the prompt's last token, which therefore is not an image's.
+        behind = int(np.flatnonzero(ids == self._vision.image_token_id)[-1]) + 2 if self._vision and pictures else 1
+        return Talk(ids, pictures, behind)
+
+    def _wide(self, ids: np.ndarray, typed: Typed) -> np.ndarray:
+        """Repeat the token of each picture for all of its tokens."""
+        if self._vision is None:
+            return ids
+        counts = [picture.tokens for picture in typed.pictures]
+        return np.repeat(ids, token_repeats(ids, counts, self._vision.image_token_id))
+
+    def _plain(self, content: Any) -> Any:
+        """Keep control tokens in typed texts as text."""
+        read = self._template.reader.text
+        if isinstance(content, str):
+            return read(content)
+        return [part | {"text": read(part["text"])} if part["type"] == TEXT_PART else part for part in content]
 
 
 class Terminal(Protocol):
@@ -27,7 +103,7 @@ class Terminal(Protocol):
     @property
     def interrupted(self) -> bool: ...
 
-    def ask(self) -> str | None:
+    def ask(self) -> Typed | None:
         """Return the next message; None ends the conversation."""
 
     def write(self, text: str) -> None:
@@ -40,8 +116,9 @@ class Terminal(Protocol):
 class User:
     """Partner who reads an answer while it is drawn, and writes the next message.
 
-    first: first ids of the conversation. room: token limit of the conversation. decode: ids -> text without control
-    tokens. most: token limit of an answer. unanswered: a message that no longer fit into the conversation.
+    talk: the conversation so far. room: token limit of the conversation. decode: ids -> text without control tokens.
+    most: token limit of an answer. unanswered: a message that no longer fit into the conversation. continued: the
+    conversation with a message that shows pictures, which it needs a prefill for.
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -51,25 +128,27 @@ class User:
     def __init__(
         self,
         terminal: Terminal,
-        template: TurnTemplate,
-        first: np.ndarray,
+        writer: TalkWriter,
+        talk: Talk,
         room: int,
         decode: Callable[[Sequence[int]], str],
         most: int,
     ):
         self._terminal = terminal
-        self._template = template
-        self._first = first
+        self._writer = writer
+        self._talk = talk
         self._room = room
         self._decode = decode
         self._most = most
         self._turn: Sequence[int] = ()
-        self._shown = self._length = 0
-        self.unanswered: str | None = None
+        self._said: list[int] = []  # behind the talk
+        self._shown = 0
+        self.unanswered: Typed | None = None
+        self.continued: Talk | None = None
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         """Begin with the first message."""
-        return prompts, [Reply(0, self._first)]
+        return prompts, [Reply(0, self._talk.ids[self._talk.behind :])]
 
     def read(self, row: int, turn: Sequence[int]) -> bool:
         """Show the text so far; returns True to end the answer here."""
@@ -79,19 +158,26 @@ class User:
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take the end of an answer."""
-        self._length = length
         self.end_line()
 
     def collect(self, wait: bool) -> list[Reply]:
         """Ask for the next message."""
-        text = self._terminal.ask()
-        if text is None:
+        typed = self._terminal.ask()
+        if typed is None:
             return [OVER]
-        message = {"role": "user", "content": self._template.reader.text(text)}
-        ids = self._template.answers([message], self._turn)
-        if self._length + len(ids) >= self._room:
-            self.unanswered = text
+        try:
+            ids = self._writer.next(typed, self._turn)
+        except ValueError as error:
+            self._terminal.note(f"{error}")
+            return self.collect(wait)
+        said = [*self._said, *self._turn]
+        if len(self._talk.ids) + len(said) + len(ids) >= self._room:
+            self.unanswered = typed
             return [OVER]
+        if typed.pictures:
+            self.continued = self._writer.continued(self._talk, said, ids, typed)
+            return [OVER]
+        self._said = [*said, *ids.tolist()]
         self._turn = ()
         self._shown = 0
         return [Reply(0, ids)]
@@ -116,35 +202,49 @@ class User:
 def converse(
     terminal: Terminal,
     generator: Generator,
-    template: TurnTemplate,
-    opening: Sequence[Message],
+    writer: TalkWriter,
     most: int,
 ) -> None:
     """Answer messages until the terminal is closed, in one conversation after another.
 
-    generator: its limit of new tokens applies to a conversation with its first message, so that one engine fits all
-    conversations. opening: messages before the first, such as the system prompt. most: token limit of an answer.
+    generator: its limit of new tokens applies to a conversation with its first token, so that one engine fits all
+    conversations of texts. A message with pictures is prefilled with all before it, and its answer drawn by an engine
+    for prompts of this length. most: token limit of an answer.
     """
-    room = generator.sampling.max_new_tokens
-    unanswered = None
+    sampling = generator.sampling
+    room = sampling.max_new_tokens + 1
+    unanswered: Typed | None = None
+    talk: Talk | None = None
     for number in count():
-        text = unanswered or terminal.ask()
-        if terminal.closed:
-            return
-        if text is None:
-            continue
-        ids = template.prompt([*opening, {"role": "user", "content": text}])
-        prompt = ids[:1]
-        first = ids[1:]
-        if len(first) >= room:
+        if talk is None:
+            typed = unanswered or terminal.ask()
+            if terminal.closed:
+                return
             unanswered = None
-            terminal.note(f"the message is too long: a conversation has room for {room:,} tokens")
+            talk = typed and _begun(terminal, writer, typed, room)
+        if talk is None:
             continue
-        user = User(terminal, template, first, room, generator.decode, most)
-        (group,) = generator.generate([Prompt(0, prompt)], 1, number, partner=user, listen=user.read)
+        generator.sampling = sampling.model_copy(update={"max_new_tokens": room - talk.behind})
+        user = User(terminal, writer, talk, room, generator.decode, most)
+        prompt = Prompt(0, talk.ids[: talk.behind], pictures=talk.pictures)
+        (group,) = generator.generate([prompt], 1, number, partner=user, listen=user.read)
+        talk = user.continued
         unanswered = user.unanswered
         full = group.rollouts[0].finish_reason == "length"
         if full:
             user.end_line()
         if unanswered or full:
-            terminal.note(f"the conversation had room for {room:,} tokens; a new one begins")
+            terminal.note(f"the conversation had room for {room - 1:,} tokens; a new one begins")
+
+
+def _begun(terminal: Terminal, writer: TalkWriter, typed: Typed, room: int) -> Talk | None:
+    """Begin a conversation with a message; None, with a note, for one that cannot be answered."""
+    try:
+        talk = writer.first(typed)
+    except ValueError as error:
+        terminal.note(f"{error}")
+        return None
+    if len(talk.ids) < room:
+        return talk
+    terminal.note(f"the message is too long: a conversation has room for {room - 1:,} tokens")
+    return None

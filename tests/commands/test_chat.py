@@ -19,7 +19,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.files.printable import LAYOUT, printable
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.user import User
+from mindrlhf.rollout.user import Talk, TalkWriter, User
 
 HELLO, MORE = "Add 3 and 4.", "And now 12 of them?"
 
@@ -148,10 +148,16 @@ def bytewise(model):
     return tokenizer, text
 
 
+def reading(screen, tokenizer):
+    """A user of a conversation without a message yet."""
+    writer = TalkWriter(TurnTemplate(tokenizer, PLAIN_TURNS), ())
+    return User(screen, writer, Talk(np.zeros(1, np.int32), (), 1), 99, tokenizer.decode, 99)
+
+
 def test_characters_of_several_tokens_are_shown_once_they_are_whole(bytewise):
     tokenizer, text = bytewise
     ids, screen = tokenizer.encode(text), Screen()
-    user = User(screen, TurnTemplate(tokenizer, PLAIN_TURNS), np.zeros(0, np.int32), 99, tokenizer.decode, 99)
+    user = reading(screen, tokenizer)
     for count in range(1, len(ids) + 1):
         assert not user.read(0, ids[:count])
         assert text.startswith("".join(screen.parts))
@@ -163,7 +169,7 @@ def test_characters_of_several_tokens_are_shown_once_they_are_whole(bytewise):
 def test_half_a_character_at_the_end_of_an_answer_is_not_lost(bytewise):
     tokenizer, _ = bytewise
     ids, screen = tokenizer.encode("数")[:-1], Screen()
-    user = User(screen, TurnTemplate(tokenizer, PLAIN_TURNS), np.zeros(0, np.int32), 99, tokenizer.decode, 99)
+    user = reading(screen, tokenizer)
     user.read(0, ids)
     assert "".join(screen.parts) == ""
     user.submit(0, ids, len(ids))

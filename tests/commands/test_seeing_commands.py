@@ -60,6 +60,6 @@ def test_what_does_not_fit_is_one_sentence(seeing, capfd, arguments, message):
     assert message in capfd.readouterr().err
 
 
-def test_chat_refuses_the_model_by_name(seeing, capfd):
-    assert jobs.call(["chat", "--model", seeing.model]) == 2
-    assert "a model with images, outside of `mindrlhf train`, `sft`," in capfd.readouterr().err
+def test_convert_refuses_the_model_by_name(seeing, tmp_path, capfd):
+    assert jobs.call(["convert", "--torch_ckpt_dir", seeing.model, "--mindspore_ckpt_path", tmp_path / "a.ckpt"]) == 2
+    assert "a model with images, outside of `mindrlhf train`, `sft`, `chat`," in capfd.readouterr().err
