@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mindrlhf.data.tokenizer import Tokenizer
     from mindrlhf.data.turns import Message, TurnTemplate
     from mindrlhf.images.processor import Picture
-    from mindrlhf.rollout.user import Typed
+    from mindrlhf.rollout.user import TypedMessage
 
 HELP = "/clear begins a new conversation, /exit or Ctrl-D ends the program, Ctrl-C ends an answer"
 ATTACH = "/image"
@@ -43,7 +43,7 @@ class StandardStreams:
     def interrupted(self) -> bool:
         return self._interrupts.received is not None
 
-    def ask(self) -> "Typed | None":
+    def ask(self) -> "TypedMessage | None":
         """Read lines up to the next message; None for /clear and at the end."""
         while not self.closed:
             text = self._line()
@@ -80,10 +80,13 @@ class StandardStreams:
         size = f"{width} x {height} pixels as the model sees it, {picture.tokens} tokens"
         self.note(f"{size}; the next message shows {'it' if count == 1 else f'{count} images'}")
 
-    def _typed(self, text: str) -> "Typed | None":
-        """Place the images in a message; None, with a note, if its marks are others."""
+    def _typed(self, text: str) -> "TypedMessage | None":
+        """Place the images in a message.
+
+        None, with a note, if its marks are fewer or more.
+        """
         from mindrlhf.data.pictures import MARK, with_images
-        from mindrlhf.rollout.user import Typed
+        from mindrlhf.rollout.user import TypedMessage
 
         marks = text.count(MARK)
         count = len(self.pictures)
@@ -91,7 +94,7 @@ class StandardStreams:
             self.note(f"the message has {marks} of {MARK}, and {count} images; write one for each, or none")
             return None
         (message,), _ = with_images([{"role": "user", "content": text}], self.pictures)
-        typed = Typed(message["content"], tuple(self.pictures))
+        typed = TypedMessage(message["content"], tuple(self.pictures))
         self.pictures.clear()
         return typed
 
@@ -142,7 +145,7 @@ def _chat(args: argparse.Namespace, terminal: StandardStreams) -> None:
     from mindrlhf.configs.loading import load_settings
     from mindrlhf.metrics.progress import CompileLines
     from mindrlhf.rollout.generator import language_model
-    from mindrlhf.rollout.user import TalkWriter, converse
+    from mindrlhf.rollout.user import ConversationWriter, converse
 
     sampling = load_settings(SamplingSettings, overrides=args.overrides, defaults=DEFAULTS)
     check_generation(args, sampling)
@@ -165,7 +168,7 @@ def _chat(args: argparse.Namespace, terminal: StandardStreams) -> None:
             readline.parse_and_bind("set enable-bracketed-paste on")  # several pasted lines are one message
             terminal.note(terminal.help)
         with announced(CompileLines(stream=sys.stderr)):
-            writer = TalkWriter(template, opening, model.vision)
+            writer = ConversationWriter(template, opening, model.vision)
             converse(terminal, generator, writer, sampling.max_new_tokens)
 
 

@@ -23,7 +23,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from the first bytes of a ch
 
 
 @dataclass(frozen=True, eq=False)
-class Typed:
+class TypedMessage:
     """Message of a user.
 
     content: a text, or with pictures the parts of `data.pictures.with_images`. pictures: in the order of their parts.
@@ -34,18 +34,19 @@ class Typed:
 
 
 @dataclass(frozen=True, eq=False)
-class Talk:
-    """Conversation up to the model's next turn: ids with all tokens of images, int32[T], and pictures.
+class Conversation:
+    """Conversation up to the model's next turn.
 
-    behind: number of ids up to the last image, whose keys and values come from the prefill; at least 1.
+    ids: int32[T], with all tokens of images. pictures: in the order of their tokens. prefilled: number of first ids
+    that are prefilled, up to the last image and at least 1; decode steps take the others.
     """
 
     ids: np.ndarray
     pictures: tuple["Picture", ...]
-    behind: int
+    prefilled: int
 
 
-class TalkWriter:
+class ConversationWriter:
     """Writer of typed messages as ids.
 
     template: of messages; for a model that sees, one that takes parts. opening: messages before the first. vision: of
@@ -57,27 +58,29 @@ class TalkWriter:
         self._opening = opening
         self._vision = vision
 
-    def first(self, typed: Typed) -> Talk:
+    def first(self, typed: TypedMessage) -> Conversation:
         """Begin a conversation. ValueError for a template that does not write each image once."""
         message = {"role": "user", "content": typed.content}
-        return self._talk(self._wide(self._template.prompt([*self._opening, message]), typed), typed.pictures)
+        return self._conversation(self._wide(self._template.prompt([*self._opening, message]), typed), typed.pictures)
 
-    def next(self, typed: Typed, turn: Sequence[int]) -> np.ndarray:
+    def next(self, typed: TypedMessage, turn: Sequence[int]) -> np.ndarray:
         """Write a message behind the model's turn; raises as `first`."""
         message = {"role": "user", "content": self._plain(typed.content)}
         return self._wide(self._template.answers([message], turn), typed)
 
-    def continued(self, before: Talk, said: Sequence[int], ids: np.ndarray, typed: Typed) -> Talk:
+    def continued(
+        self, before: Conversation, said: Sequence[int], ids: np.ndarray, typed: TypedMessage
+    ) -> Conversation:
         """Append the tokens that were said, and a message, to a conversation."""
         whole = np.concatenate((before.ids, np.array(said, np.int32), ids))
-        return self._talk(whole, (*before.pictures, *typed.pictures))
+        return self._conversation(whole, (*before.pictures, *typed.pictures))
 
-    def _talk(self, ids: np.ndarray, pictures: tuple["Picture", ...]) -> Talk:
+    def _conversation(self, ids: np.ndarray, pictures: tuple["Picture", ...]) -> Conversation:
         # The first decode step takes the prompt's last token, which therefore is not an image's.
-        behind = int(np.flatnonzero(ids == self._vision.image_token_id)[-1]) + 2 if self._vision and pictures else 1
-        return Talk(ids, pictures, behind)
+        prefilled = int(np.flatnonzero(ids == self._vision.image_token_id)[-1]) + 2 if self._vision and pictures else 1
+        return Conversation(ids, pictures, prefilled)
 
-    def _wide(self, ids: np.ndarray, typed: Typed) -> np.ndarray:
+    def _wide(self, ids: np.ndarray, typed: TypedMessage) -> np.ndarray:
         """Repeat the token of each picture for all of its tokens."""
         if self._vision is None:
             return ids
@@ -103,7 +106,7 @@ class Terminal(Protocol):
     @property
     def interrupted(self) -> bool: ...
 
-    def ask(self) -> Typed | None:
+    def ask(self) -> TypedMessage | None:
         """Return the next message; None ends the conversation."""
 
     def write(self, text: str) -> None:
@@ -116,9 +119,9 @@ class Terminal(Protocol):
 class User:
     """Partner who reads an answer while it is drawn, and writes the next message.
 
-    talk: the conversation so far. room: token limit of the conversation. decode: ids -> text without control tokens.
-    most: token limit of an answer. unanswered: a message that no longer fit into the conversation. continued: the
-    conversation with a message that shows pictures, which it needs a prefill for.
+    conversation: ids and pictures so far. room: token limit of the conversation. decode: ids -> text without control
+    tokens. most: token limit of an answer. unanswered: a message that no longer fit into the conversation. continued:
+    the conversation with a message that shows pictures, which needs a prefill.
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -128,27 +131,27 @@ class User:
     def __init__(
         self,
         terminal: Terminal,
-        writer: TalkWriter,
-        talk: Talk,
+        writer: ConversationWriter,
+        conversation: Conversation,
         room: int,
         decode: Callable[[Sequence[int]], str],
         most: int,
     ):
         self._terminal = terminal
         self._writer = writer
-        self._talk = talk
+        self._conversation = conversation
         self._room = room
         self._decode = decode
         self._most = most
         self._turn: Sequence[int] = ()
-        self._said: list[int] = []  # behind the talk
+        self._said: list[int] = []  # behind the conversation
         self._shown = 0
-        self.unanswered: Typed | None = None
-        self.continued: Talk | None = None
+        self.unanswered: TypedMessage | None = None
+        self.continued: Conversation | None = None
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         """Begin with the first message."""
-        return prompts, [Reply(0, self._talk.ids[self._talk.behind :])]
+        return prompts, [Reply(0, self._conversation.ids[self._conversation.prefilled :])]
 
     def read(self, row: int, turn: Sequence[int]) -> bool:
         """Show the text so far; returns True to end the answer here."""
@@ -171,11 +174,11 @@ class User:
             self._terminal.note(f"{error}")
             return self.collect(wait)
         said = [*self._said, *self._turn]
-        if len(self._talk.ids) + len(said) + len(ids) >= self._room:
+        if len(self._conversation.ids) + len(said) + len(ids) >= self._room:
             self.unanswered = typed
             return [OVER]
         if typed.pictures:
-            self.continued = self._writer.continued(self._talk, said, ids, typed)
+            self.continued = self._writer.continued(self._conversation, said, ids, typed)
             return [OVER]
         self._said = [*said, *ids.tolist()]
         self._turn = ()
@@ -202,7 +205,7 @@ class User:
 def converse(
     terminal: Terminal,
     generator: Generator,
-    writer: TalkWriter,
+    writer: ConversationWriter,
     most: int,
 ) -> None:
     """Answer messages until the terminal is closed, in one conversation after another.
@@ -213,22 +216,22 @@ def converse(
     """
     sampling = generator.sampling
     room = sampling.max_new_tokens + 1
-    unanswered: Typed | None = None
-    talk: Talk | None = None
+    unanswered: TypedMessage | None = None
+    conversation: Conversation | None = None
     for number in count():
-        if talk is None:
+        if conversation is None:
             typed = unanswered or terminal.ask()
             if terminal.closed:
                 return
             unanswered = None
-            talk = typed and _begun(terminal, writer, typed, room)
-        if talk is None:
+            conversation = typed and _begun(terminal, writer, typed, room)
+        if conversation is None:
             continue
-        generator.sampling = sampling.model_copy(update={"max_new_tokens": room - talk.behind})
-        user = User(terminal, writer, talk, room, generator.decode, most)
-        prompt = Prompt(0, talk.ids[: talk.behind], pictures=talk.pictures)
+        generator.sampling = sampling.model_copy(update={"max_new_tokens": room - conversation.prefilled})
+        user = User(terminal, writer, conversation, room, generator.decode, most)
+        prompt = Prompt(0, conversation.ids[: conversation.prefilled], pictures=conversation.pictures)
         (group,) = generator.generate([prompt], 1, number, partner=user, listen=user.read)
-        talk = user.continued
+        conversation = user.continued
         unanswered = user.unanswered
         full = group.rollouts[0].finish_reason == "length"
         if full:
@@ -237,14 +240,17 @@ def converse(
             terminal.note(f"the conversation had room for {room - 1:,} tokens; a new one begins")
 
 
-def _begun(terminal: Terminal, writer: TalkWriter, typed: Typed, room: int) -> Talk | None:
-    """Begin a conversation with a message; None, with a note, for one that cannot be answered."""
+def _begun(terminal: Terminal, writer: ConversationWriter, typed: TypedMessage, room: int) -> Conversation | None:
+    """Begin a conversation with a message.
+
+    None, with a note, for a message that cannot be answered.
+    """
     try:
-        talk = writer.first(typed)
+        conversation = writer.first(typed)
     except ValueError as error:
         terminal.note(f"{error}")
         return None
-    if len(talk.ids) < room:
-        return talk
+    if len(conversation.ids) < room:
+        return conversation
     terminal.note(f"the message is too long: a conversation has room for {room - 1:,} tokens")
     return None

@@ -19,7 +19,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.files.printable import LAYOUT, printable
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.user import Talk, TalkWriter, User
+from mindrlhf.rollout.user import Conversation, ConversationWriter, User
 
 HELLO, MORE = "Add 3 and 4.", "And now 12 of them?"
 
@@ -150,8 +150,8 @@ def bytewise(model):
 
 def reading(screen, tokenizer):
     """A user of a conversation without a message yet."""
-    writer = TalkWriter(TurnTemplate(tokenizer, PLAIN_TURNS), ())
-    return User(screen, writer, Talk(np.zeros(1, np.int32), (), 1), 99, tokenizer.decode, 99)
+    writer = ConversationWriter(TurnTemplate(tokenizer, PLAIN_TURNS), ())
+    return User(screen, writer, Conversation(np.zeros(1, np.int32), (), 1), 99, tokenizer.decode, 99)
 
 
 def test_characters_of_several_tokens_are_shown_once_they_are_whole(bytewise):

@@ -19,7 +19,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.images.processor import ImageProcessor
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.generator import Generator
-from mindrlhf.rollout.user import TalkWriter, Typed
+from mindrlhf.rollout.user import ConversationWriter, TypedMessage
 from mindrlhf.run.picture_prompts import PicturePrompts
 from mindrlhf.run.picture_rows import PictureTemplate
 from mindrlhf.run.stop_signals import Interrupts
@@ -86,22 +86,22 @@ def test_images_wait_for_the_next_message(terminal, files, tmp_path, capfd):
 def test_a_first_message_is_generate_s_prompt(seeing, tokenizer, vision, files):
     read = ImageProcessor(vision.images).read
     pictures = tuple(read(file, "", "image") for file in files[:2])
-    writer = TalkWriter(PictureTemplate(tokenizer), (), vision)
-    talk = writer.first(Typed([IMAGE, IMAGE, {"type": "text", "text": "Which?"}], pictures))
+    writer = ConversationWriter(PictureTemplate(tokenizer), (), vision)
+    talk = writer.first(TypedMessage([IMAGE, IMAGE, {"type": "text", "text": "Which?"}], pictures))
     (prompt,) = PicturePrompts(tokenizer, vision, "--prompt").of_texts(["Which?"], [str(file) for file in files[:2]])
     assert talk.ids.tolist() == prompt.token_ids.tolist()
     assert [one.digest for one in talk.pictures] == [one.digest for one in prompt.pictures]
-    assert tokenizer.decode(talk.ids[: talk.behind]).endswith("<|image_pad|><|vision_end|>")
-    assert "<|image_pad|>" not in tokenizer.decode(talk.ids[talk.behind :])
+    assert tokenizer.decode(talk.ids[: talk.prefilled]).endswith("<|image_pad|><|vision_end|>")
+    assert "<|image_pad|>" not in tokenizer.decode(talk.ids[talk.prefilled :])
 
 
 def test_typed_control_tokens_are_no_images(tokenizer, vision, files):
     picture = ImageProcessor(vision.images).read(files[0], "", "image")
-    writer = TalkWriter(PictureTemplate(tokenizer), (), vision)
+    writer = ConversationWriter(PictureTemplate(tokenizer), (), vision)
     spelt = "A <|image_pad|>?"
-    talk = writer.first(Typed(spelt))
-    assert (talk.behind, (talk.ids == vision.image_token_id).sum()) == (1, 0)
-    ids = writer.next(Typed([IMAGE, {"type": "text", "text": spelt}], (picture,)), [])
+    talk = writer.first(TypedMessage(spelt))
+    assert (talk.prefilled, (talk.ids == vision.image_token_id).sum()) == (1, 0)
+    ids = writer.next(TypedMessage([IMAGE, {"type": "text", "text": spelt}], (picture,)), [])
     assert (ids == vision.image_token_id).sum() == 4
     assert "A < |image_pad|>?" in tokenizer.decode(ids)
 
@@ -109,9 +109,9 @@ def test_typed_control_tokens_are_no_images(tokenizer, vision, files):
 def test_a_template_without_places_for_images_is_named(tokenizer, vision, files):
     picture = ImageProcessor(vision.images).read(files[0], "", "image")
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
-    writer = TalkWriter(PictureTemplate(tokenizer, plain), (), vision)
+    writer = ConversationWriter(PictureTemplate(tokenizer, plain), (), vision)
     with pytest.raises(ValueError, match="the chat template writes 0 image tokens for 1 image"):
-        writer.first(Typed([IMAGE, {"type": "text", "text": "Which?"}], (picture,)))
+        writer.first(TypedMessage([IMAGE, {"type": "text", "text": "Which?"}], (picture,)))
 
 
 def chat(model, *arguments):
@@ -211,9 +211,9 @@ def test_later_turns_keep_earlier_images(seeing, files, talk):
 
 @pytest.mark.slow
 def test_a_message_without_room_begins_anew_with_its_image(seeing, tokenizer, vision, files, talk):
-    writer = TalkWriter(PictureTemplate(tokenizer), (), vision)
+    writer = ConversationWriter(PictureTemplate(tokenizer), (), vision)
     picture = ImageProcessor(vision.images).read(files[0], "", "image")
-    size = len(writer.first(Typed([IMAGE, {"type": "text", "text": "Which colour?"}], (picture,))).ids)
+    size = len(writer.first(TypedMessage([IMAGE, {"type": "text", "text": "Which colour?"}], (picture,))).ids)
     lines = (f"/image {files[0]}", "Which colour?", f"/image {files[-1]}", "Which colour?")
     (_, err), made = talk(chat(seeing.model, "--context", size + 12), *lines)  # one message, an answer and no more
     assert f"the conversation had room for {size + 11} tokens; a new one begins" in err

@@ -63,6 +63,7 @@ def hub(rows, tmp_path_factory):
     (folder / "other").write_bytes(b"weights in another format")
     files = {file.name: file for file in (folder / "model").iterdir()}
     other = {"pytorch_model.bin": folder / "other", "onnx/model.safetensors": folder / "other"}
+    other["preprocessor_config.json"] = folder / "other"
     with hub_server.serving() as hub:
         hub.add("models", MODEL, files | other)
         hub.add("models", "Org/Old", {"config.json": files["config.json"], "pytorch_model.bin": folder / "other"})
@@ -92,6 +93,7 @@ def test_only_what_is_needed_is_downloaded_and_once(hub, call, tmp_path):
     assert light == whole
     sent = {path for name, path in hub.sent if name == MODEL}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= sent
+    assert "preprocessor_config.json" in sent
     assert not {"pytorch_model.bin", "onnx/model.safetensors", "README.md"} & sent
     assert len(hub.sent) == len(set(hub.sent)), "some file was sent twice"
     assert [path for name, path in hub.sent if name == DATASET] == ["train.jsonl"]
