@@ -41,7 +41,7 @@ def with_images(messages: Messages, images: Sequence[Any] = ()) -> Placed:
     wanted = [part for part in parts if part["type"] == IMAGE and IMAGE not in part]
     seen = len(wanted) < sum(part["type"] == IMAGE for part in parts)
     if images and not wanted and not seen:
-        first = next((number for number, one in enumerate(messages) if one.get("role") == "user"), None)
+        first = next((number for number, one in enumerate(messages) if one["role"] == "user"), None)
         if first is None:
             raise ValueError(f"the row has {_counted(len(images))}, and no user message to show them in")
         wanted = [{"type": IMAGE} for _ in images]
@@ -81,8 +81,6 @@ def _parts(message: Mapping[str, Any], number: int, marked: bool) -> list[Part] 
 
     marked: marks stand for images.
     """
-    if not isinstance(message, Mapping):
-        raise ValueError(f"message {number} is {message!r:.40}, and should be an object with role and content")
     content = message.get("content")
     if content is not None and not isinstance(content, str | list):
         raise ValueError(f"message {number} has the content {content!r:.40}, and should have a text or a list of parts")

@@ -108,7 +108,7 @@ def test_towers_that_compute_something_else_are_refused(released, changes, messa
 
 
 def test_commands_that_take_no_images_refuse_the_family_by_name(shared):
-    commands = "outside of `mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export` and `transform`, is not supported"
-    message = f"model_type is 'qwen2_5_vl', and a model with images, {commands}"
+    commands = "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export` and `transform`"
+    message = f"model_type is 'qwen2_5_vl', and a model with images, outside of {commands}, is not supported"
     with pytest.raises(UserError, match=message):
         read_hf_config(shared / "golden" / "qwen2_5_vl_tiny")
