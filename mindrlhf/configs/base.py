@@ -3,7 +3,8 @@
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.finfo(np.float32).smallest_normal))
 
@@ -19,6 +20,7 @@ def representable(value: Any) -> Any:
 Float32 = Annotated[float, AfterValidator(representable)]
 
 DeviceTarget = Literal["CPU", "Ascend"]  # names of `backend.devices`
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # of pydantic's constraints
 
 
 class Settings(BaseModel):
@@ -39,6 +41,13 @@ class Settings(BaseModel):
         for field in cls.model_fields.values():
             text = field.description or (is_group(field.annotation) and field.annotation.__doc__) or ""
             field.description = " ".join(text.partition("\n\n")[0].split())
+
+
+def optional(field: FieldInfo) -> tuple[Any, FieldInfo]:
+    """Copy a setting for `create_model`, null by default."""
+    bounds = {sign: getattr(rule, sign) for rule in field.metadata for sign in BOUNDS if hasattr(rule, sign)}
+    annotation = Float32 if field.annotation is float else field.annotation
+    return annotation | None, Field(None, description=field.description, **bounds)
 
 
 def is_group(annotation: Any) -> bool:

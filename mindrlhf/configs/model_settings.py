@@ -5,15 +5,16 @@ from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field, create_model, model_validator
-from pydantic.fields import FieldInfo
 
-from mindrlhf.configs.base import Float32, Settings
+from mindrlhf.configs.base import Float32, Settings, optional
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import Llama3Scaling, ModelConfig, RotaryScaling
 from mindrlhf.configs.model_names import SHAPE_FIELDS
-from mindrlhf.configs.problems import BOUNDS, build
+from mindrlhf.configs.problems import build
 from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES
+from mindrlhf.configs.vision import TOWER_GROUP
+from mindrlhf.configs.vision_settings import VisionSettings, tower_shape
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, LLAMA_CLASS, LLAMA_TYPE, Family
@@ -37,19 +38,12 @@ _SAMPLING |= {"max_decode_length": "max_new_tokens", "min_decode_length": "min_n
 SAMPLING_KEYS = (*_SAMPLING, "do_sample")
 
 
-def _optional(field: FieldInfo) -> tuple[Any, FieldInfo]:
-    """Copy a setting, null by default."""
-    bounds = {sign: getattr(rule, sign) for rule in field.metadata for sign in BOUNDS if hasattr(rule, sign)}
-    annotation = Float32 if field.annotation is float else field.annotation
-    return annotation | None, Field(None, description=field.description, **bounds)
-
-
 _NUMBERS = create_model(
     "Numbers",
     __base__=Settings,
     __doc__="Numbers of a model and of its sampling.",
-    **{key: _optional(ModelConfig.model_fields[name]) for key, name in _MODEL.items()},
-    **{key: _optional(SamplingSettings.model_fields[name]) for key, name in _SAMPLING.items()},
+    **{key: optional(ModelConfig.model_fields[name]) for key, name in _MODEL.items()},
+    **{key: optional(SamplingSettings.model_fields[name]) for key, name in _SAMPLING.items()},
 )
 
 
@@ -77,6 +71,9 @@ class ModelSettings(_NUMBERS):
     param_init_type: DType = Field("float32", description="Dtype of weights (LlamaConfig's default is float16).")
     layernorm_compute_type: DType = Field("float32", description="Dtype of RMSNorm.")
     softmax_compute_type: DType = Field("float32", description="Dtype of the attention's softmax.")
+    vision_config: VisionSettings | None = Field(
+        None, description="Vision tower under HF's names, and the text's rotary sections, of a model that sees."
+    )
     pet_config: PetSettings | None = Field(None, description="Low-rank adapters: settings of lora.")
     do_sample: bool | None = Field(None, description="False draws the most probable token: temperature 0.")
 
@@ -89,14 +86,15 @@ class ModelSettings(_NUMBERS):
 
     @property
     def stated_family(self) -> Family | None:
-        """Model family that the YAML states by experts, type or q/k norms, or None."""
+        """Model family that the YAML states by experts, tower, type or q/k norms, or None."""
         families = FAMILIES.values()
         named = {self.model_type, self.type}
         experts = (one for one in families if one.experts and (self.num_experts or named & {one.name, one.mindformers}))
+        towers = (one for one in families if one.sees and self.vision_config)
         norms = (one for one in families if self.qk_norm and one.qk_norm and not one.experts)
         classes = (one for one in families if self.type and self.type == one.mindformers)
         names = (one for one in families if self.model_type == one.name != LLAMA_TYPE)
-        return next(chain(experts, norms, classes, names), None)
+        return next(chain(experts, towers, norms, classes, names), None)
 
     @property
     def family(self) -> Family | None:
@@ -136,7 +134,9 @@ class ModelSettings(_NUMBERS):
         declared = _set({key: getattr(self, key) for key in SHAPE_FIELDS})
         if self.multiple_of is not None or self.ffn_dim_multiplier is not None:
             declared["intermediate_size"] = self.feed_forward_width(hf.hidden_size)
-        theirs = {key: getattr(hf, SHAPE_FIELDS[key]) for key in declared}
+        if self.vision_config:
+            declared |= {f"{TOWER_GROUP}.{key}": value for key, value in _set(dict(self.vision_config)).items()}
+        theirs = shape(hf)
         if self.stated_family:
             declared["model family"] = self.stated_family.name
             theirs["model family"] = hf.family
@@ -154,6 +154,8 @@ class ModelSettings(_NUMBERS):
         of_family = (*NEEDED_OF_EXPERTS, "head_dim") if family.experts else {"head_dim"} & family.hf_defaults.keys()
         needed = (*NEEDED, *(["type"] if self.family is None else []), *of_family)
         missing = [key for key in needed if getattr(self, key) is None]
+        if family.sees:
+            missing += [TOWER_GROUP] if self.vision_config is None else self.vision_config.missing()
         if missing:
             right = "add what is missing, or give a checkpoint whose config.json says it"
             raise UserError(f"{where}: {GROUP} lacks {', '.join(missing)}; {right}.")
@@ -168,6 +170,8 @@ class ModelSettings(_NUMBERS):
             "qk_norm": family.qk_norm,
             "max_position_embeddings": self.max_position_embedding or self.seq_length,
         }
+        if family.sees:
+            given["vision"] = self.vision_config.tower(f"{where}: {GROUP}")
         values = _set(given) | self._tokens_and_range()
         return build(ModelConfig, values, Layer(values, {(): f"{where}: {GROUP}"}), strict=False)
 
@@ -181,9 +185,15 @@ class ModelSettings(_NUMBERS):
         return _set(given | ({"temperature": 0.0} if self.do_sample is False else {}))
 
 
+def shape(model: ModelConfig) -> dict[str, Any]:
+    """List the numbers that two descriptions of one model must share, by key of a YAML."""
+    numbers = {key: getattr(model, field) for key, field in SHAPE_FIELDS.items()}
+    return numbers | tower_shape(model.vision)
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> str:
-    """List all keys whose values differ; `other` names the side of `theirs`."""
-    pairs = [(key, value, theirs[key]) for key, value in ours.items() if value != theirs[key]]
+    """List all keys of both sides whose values differ; `other` names the side of `theirs`."""
+    pairs = [(key, value, theirs[key]) for key, value in ours.items() if key in theirs and value != theirs[key]]
     return ", ".join(f"{key} is {value} ({other} has {right})" for key, value, right in pairs)
 
 

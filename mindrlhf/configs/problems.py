@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from mindrlhf.configs.base import Settings, is_group
+from mindrlhf.configs.base import BOUNDS, Settings, is_group
 from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, not_finite
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
@@ -21,7 +21,6 @@ Group = TypeVar("Group", bound=Settings)
 OtherNames = Callable[[type[Settings], str, Any], str | None]
 
 WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a group of keys"}
-BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # of pydantic's constraints
 
 
 def build(

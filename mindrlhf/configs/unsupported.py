@@ -12,7 +12,7 @@ SERVED = {
 }  # the others are models with images, which some commands run
 SUPPORTED = f"supported are {', '.join(family.title for family in SERVED.values())}"
 CLASSES = (LLAMA_CLASS, *(family.mindformers for family in FAMILIES.values() if family.mindformers))
-MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *SERVED}))
+MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *FAMILIES}))
 EXPERTS = next(iter(SIGNS))
 COMMANDS = (
     "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export` and `transform`"  # they take models with images

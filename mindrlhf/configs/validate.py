@@ -18,8 +18,7 @@ from mindrlhf.configs.expert_checks import check_expert_parallel, check_experts,
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_names import SHAPE_FIELDS
-from mindrlhf.configs.model_settings import GROUP, differences
+from mindrlhf.configs.model_settings import GROUP, differences, shape
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.placement import check_workers
 from mindrlhf.configs.problems import number
@@ -188,8 +187,7 @@ def check_device(yaml: ModelYaml, model: ModelConfig) -> None:
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:
-    names = {"family": "family"} | SHAPE_FIELDS
-    ours, theirs = ({key: getattr(model, name) for key, name in names.items()} for model in (infer_model, train_model))
+    ours, theirs = ({"family": model.family} | shape(model) for model in (infer_model, train_model))
     if found := differences(ours, theirs, train.path):
         raise UserError(f"{infer.path}: {GROUP} is of another model: {found}; make them equal.")
 

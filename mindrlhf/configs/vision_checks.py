@@ -6,27 +6,21 @@ from typing import get_args
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.images import no_image_settings
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.vision import PartName
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 
 
-def check_seeing_policy(config: GRPOSettings, yaml: ModelYaml, model: ModelConfig, flags: TrainFlags) -> None:
-    """Check the settings of reinforcement learning for a model that sees.
-
-    yaml: of training.
-    """
-    checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer or yaml.path
-    check_seeing(model, checkpoint)
+def check_seeing_policy(config: GRPOSettings, flags: TrainFlags) -> None:
+    """Check the settings of reinforcement learning for a model that sees."""
     if flags.replay and not flags.mind_dataset_dir:
         raise UserError("--replay needs --mind_dataset_dir too with a model that sees: a record has no images.")
 
 
 def check_seeing(model: ModelConfig, checkpoint: str) -> None:
-    """Check a model that sees for training."""
-    if model.vision.images is None:
+    """Check that a model that sees has settings of images, without which none are read."""
+    if model.vision and model.vision.images is None:
         raise no_image_settings(checkpoint)
 
 

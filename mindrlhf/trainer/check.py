@@ -27,6 +27,7 @@ from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.staleness import CORRECTION, check_parts, check_staleness
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
 from mindrlhf.configs.vision_checks import check_frozen, check_seeing, check_seeing_alike, check_seeing_policy
+from mindrlhf.configs.vision_settings import tower_shape
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
@@ -80,6 +81,7 @@ def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
     model = read_model(flags, config, train, infer, workers)
     roles = read_roles(flags, config, model)
+    check_seeing(model, roles[POLICY.name].path or train.path)
     tokenizer = open_tokenizer(flags, roles[POLICY.name].path)
     for role in map(role_of, roles):
         if role.setting:
@@ -98,8 +100,7 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     flags = local_models(flags)
     checkpoint = flags.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint, seeing=True), checkpoint or "")
-    if model.vision:
-        check_seeing(model, checkpoint)
+    check_seeing(model, checkpoint or yaml.path)
     check_sft(config, yaml, model, started_workers())
     model = as_trained(model, config, yaml, checkpoint)
     tokenizer = open_tokenizer(flags, checkpoint)
@@ -122,7 +123,7 @@ def read_model(
     model = train.architecture(hf, path or "")
     infer_model = infer.architecture(checkpoint_config(infer_path, seeing=True) or hf, infer_path or path or "")
     if model.vision:
-        check_seeing_policy(config, train, model, flags)
+        check_seeing_policy(config, flags)
     check_grpo(config, train, infer, model, infer_model, workers)
     return as_trained(model, config, train, path)
 
@@ -370,7 +371,9 @@ def check_same_architecture(path: str | None, model: ModelConfig, what: str, fla
     if stored is None:
         return
     names = [name for name in SHAPE_FIELDS.values() if not (name == "tie_word_embeddings" and stored.value_head)]
-    theirs, ours = ({name: getattr(one, name) for name in names} for one in (stored, model))
+    theirs, ours = (
+        {name: getattr(one, name) for name in names} | tower_shape(one.vision) for one in (stored, model)
+    )
     if found := differences(theirs, ours, "the model that is trained"):
         right = f"give --{flag} a checkpoint of the same architecture"
         raise UserError(f"{path}: the {what} is another model: {found}; {right}.")
