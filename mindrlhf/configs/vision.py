@@ -115,6 +115,11 @@ class VisionConfig(Settings):
         return self.window_size // self.merge_size // self.patch_size
 
     @property
+    def whole_blocks(self) -> int:
+        """Number of blocks that attend to the whole image."""
+        return len({*self.full_attention_blocks} & {*range(self.depth)})
+
+    @property
     def patch_shape(self) -> tuple[int, int, int, int]:
         """Channels, frames, rows and columns of a patch."""
         return CHANNELS, self.temporal_patch_size, self.patch_size, self.patch_size

@@ -1,17 +1,20 @@
 """Model FLOPs utilization (MFU): matrix products against a measured ceiling.
 
-It counts the products that the algorithm needs, as multiplications and additions: a prompt once for its group, a
-response token once per pass, attention over the visible positions, without padding and recomputation. verl counts a
-prompt once for each response and divides by the data sheet's number.
+It counts the products that the algorithm needs, as multiplications and additions: a prompt and its images once for
+their group, a response token once per pass, attention over the visible positions, without padding and recomputation.
+verl counts a prompt once for each response and divides by the data sheet's number.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.images.sizes import Grid
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.timer import COMPILE, STEP
+from mindrlhf.metrics.tower_flops import tower_flops, tower_update_flops
 from mindrlhf.model_roles import RoleModel, role_of
 from mindrlhf.phases import PHASES
 from mindrlhf.types import Experience
@@ -20,10 +23,22 @@ MFU = "perf/mfu"
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
-def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1) -> float:
+class GroupLengths(NamedTuple):
+    """Tokens of a prompt and of its answers, answers of each length, and the prompt's images."""
+
+    prompt: int
+    responses: Sequence[int]
+    times: int = 1
+    images: Sequence[Grid] = ()
+
+
+def forward_flops(
+    model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1, images: Sequence[Grid] = ()
+) -> float:
     """Count the operations of a forward pass over a prompt and its answers.
 
-    Logits are computed at the answers only. prompt, responses: tokens. times: answers of each length.
+    Logits are computed at the answers only. prompt, responses: tokens. times: answers of each length. images: the
+    prompt's, for a model that sees.
     """
     attention = model.num_heads * model.head_dim
     keys = model.num_kv_heads * model.head_dim
@@ -35,7 +50,8 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
     answered = times * sum(responses)
     each = sum(length * prompt + length * (length + 1) / 2 for length in responses)
     seen = prompt * (prompt + 1) / 2 + times * each
-    return matrices * (prompt + answered) + head * answered + 4 * layers * attention * seen
+    text = matrices * (prompt + answered) + head * answered + 4 * layers * attention * seen
+    return text + sum(tower_flops(model, images))
 
 
 def phase_flops(roles: Mapping[str, RoleModel], groups: Sequence[tuple], iterations: int) -> dict[str, float]:
@@ -49,19 +65,27 @@ def phase_flops(roles: Mapping[str, RoleModel], groups: Sequence[tuple], iterati
     for name, one in roles.items():
         role = role_of(name).name
         once[role] = once.get(role, 0.0) + sum(_once(one, *group) for group in groups)
-    return {
-        name: (phase.passes - (phase.kind == "update" and not roles[phase.role].model.text_trains))
-        * (iterations if phase.kind == "update" else 1)
-        * once[phase.role]
-        for name, phase in PHASES.items()
-        if phase.passes and phase.role in once
-    }
+    images = [image for group in groups for image in GroupLengths(*group).images]
+    found = {}
+    for name, phase in PHASES.items():
+        if not phase.passes or phase.role not in once:
+            continue
+        found[name] = phase.passes * once[phase.role]
+        if phase.kind == "update":
+            found[name] = iterations * _update(roles[phase.role].model, once[phase.role], images, phase.passes)
+    return found
 
 
-def _once(one: RoleModel, prompt: int, responses: Sequence[int], times: int = 1) -> float:
-    """Count the operations of a pass of a model; a verdict follows each response."""
+def _update(model: ModelConfig, once: float, images: Sequence[Grid], passes: int) -> float:
+    """Count the operations of an update, whose forward pass takes `once`."""
+    text = once - sum(tower_flops(model, images))
+    return (passes - (not model.text_trains)) * text + tower_update_flops(model, images, passes)
+
+
+def _once(one: RoleModel, prompt: int, responses: Sequence[int], times: int = 1, images: Sequence[Grid] = ()) -> float:
+    """Count the operations of a pass of a model; a verdict follows each response, and is of text."""
     if not one.verdict_tokens:
-        return forward_flops(one.model, prompt, responses, times)
+        return forward_flops(one.model, prompt, responses, times, images)
     return times * sum(forward_flops(one.model, prompt + length, [one.verdict_tokens]) for length in responses)
 
 
@@ -112,7 +136,9 @@ class Utilization:
         return {**values, **{name: value / self.exceeded for name, value in shares.items()}}
 
 
-def group_lengths(experience: Experience) -> tuple[int, list[int]]:
-    """Count the tokens of the prompt and of each answer."""
+def group_lengths(experience: Experience) -> GroupLengths:
+    """Count the tokens of the prompt and of each answer, and list the prompt's images."""
     group = experience.group
-    return len(group.prompt.token_ids), [len(rollout.response_ids) for rollout in group.rollouts]
+    images = [picture.grid for picture in group.prompt.pictures]
+    answers = [len(rollout.response_ids) for rollout in group.rollouts]
+    return GroupLengths(len(group.prompt.token_ids), answers, images=images)

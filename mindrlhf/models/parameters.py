@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from mindrlhf.configs.lora import LAYERS, Adapter
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.vision import PartName
 from mindrlhf.errors import UserError
 from mindrlhf.models.axes import TENSOR
 from mindrlhf.models.families import FAMILIES, Family
@@ -74,6 +75,11 @@ def parameter_count(config: ModelConfig) -> int:
 def trained_count(config: ModelConfig) -> int:
     """Count the elements of the parameters that train."""
     return sum(spec.size for spec in parameter_table(config) if spec.trains)
+
+
+def trained_parts(config: ModelConfig) -> frozenset[PartName]:
+    """Name the parts that updates change, their weights or their adapters."""
+    return frozenset(part_of(spec) for spec in parameter_table(config) if spec.trains)
 
 
 def adapter_rows(config: ModelConfig) -> dict[str, ParameterSpec]:

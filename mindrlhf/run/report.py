@@ -16,7 +16,7 @@ from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics.diagnosis import Diagnosis
 from mindrlhf.metrics.experts import add_experts, with_entropy
-from mindrlhf.metrics.flops import Utilization
+from mindrlhf.metrics.flops import GroupLengths, Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.performance import add_performance, add_training
 from mindrlhf.metrics.timer import Timers
@@ -187,9 +187,15 @@ class TuningReport(Report):
         metrics, seconds = self._begin()
         for update in result.updates:
             self._add_update(metrics, update, "actor", "train/loss")
-        lengths = [(len(pair.prompt_ids), [len(response) for response in pair.responses]) for pair in result.pairs]
-        responses = sum(sum(each) for _, each in lengths)
-        tokens = responses + sum(prompt for prompt, _ in lengths)
+        lengths = [pair_lengths(pair) for pair in result.pairs]
+        responses = sum(sum(one.responses) for one in lengths)
+        tokens = responses + sum(one.prompt for one in lengths)
         add_performance(metrics, seconds, responses, tokens, self._ranks)
         self._utilization.add(metrics, seconds, lengths)
         self._show(step, self._reduce(metrics, step, position))
+
+
+def pair_lengths(pair: SequenceGroup) -> GroupLengths:
+    """Count the tokens of a prompt and of its responses, and list the images of all."""
+    images = [picture.grid for part in pair.pictures for picture in part]
+    return GroupLengths(len(pair.prompt_ids), [len(response) for response in pair.responses], images=images)

@@ -23,7 +23,7 @@ from mindrlhf.metrics.experience import (
     add_turns,
     token_counts,
 )
-from mindrlhf.metrics.flops import group_lengths
+from mindrlhf.metrics.flops import GroupLengths, group_lengths
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.performance import add_idle, add_performance
 from mindrlhf.metrics.timer import Timers
@@ -82,7 +82,7 @@ class StepReport(Report):
             trains = collectives.world.rank in job.train.ranks
             self._side = "trainer" if trains else "generator"
             self._ranks = len(job.train.ranks if trains else job.infer.ranks)
-        self._drawn: list[tuple] = []  # lengths of groups that the step has generated for later steps
+        self._drawn: list[GroupLengths] = []  # lengths of groups that the step has generated for later steps
 
     def open_outputs(self, steps_done: int) -> None:
         super().open_outputs(steps_done)

@@ -371,9 +371,7 @@ def check_same_architecture(path: str | None, model: ModelConfig, what: str, fla
     if stored is None:
         return
     names = [name for name in SHAPE_FIELDS.values() if not (name == "tie_word_embeddings" and stored.value_head)]
-    theirs, ours = (
-        {name: getattr(one, name) for name in names} | tower_shape(one.vision) for one in (stored, model)
-    )
+    theirs, ours = ({name: getattr(one, name) for name in names} | tower_shape(one.vision) for one in (stored, model))
     if found := differences(theirs, ours, "the model that is trained"):
         right = f"give --{flag} a checkpoint of the same architecture"
         raise UserError(f"{path}: the {what} is another model: {found}; {right}.")
