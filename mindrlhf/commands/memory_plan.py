@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from itertools import groupby
@@ -17,9 +17,12 @@ from mindrlhf.backend.process.launch import launch, under_msrun
 from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.tokenizer import open_tokenizer
 from mindrlhf.commands import train
+from mindrlhf.configs.images import MOST_BY_DEFAULT
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.placement import planned_workers
 from mindrlhf.configs.validate import check_lengths
+from mindrlhf.configs.vision_checks import check_seeing
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import aligned, folded
@@ -27,8 +30,9 @@ from mindrlhf.flags import TrainFlags
 from mindrlhf.job import NO_OBJECTS, Objects
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.chip_time import SHARES, chip_seconds
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.estimate import Work
 from mindrlhf.memory.limit import CHIPS, find_chip, memory_limit
+from mindrlhf.memory.pictures import NO_PICTURES, Lengths, Pictures
 from mindrlhf.memory.remedies import remedies
 from mindrlhf.memory.step_time import forecast, run_rates, time_line
 from mindrlhf.metrics.console import short_number
@@ -47,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_arguments(parser)
     longest = "the longest prompt; default: the dataset's, or what seq_length leaves for it"
     parser.add_argument("--prompt_tokens", type=int, help=longest)
+    images = (
+        "tokens of the image that a prompt shows to a model that sees; default: the dataset's, or the largest image"
+    )
+    parser.add_argument("--image_tokens", type=int, help=images)
     chip = f"Ascend chip whose figures hold, one of {', '.join(CHIPS)} (default: {ASCEND.default_chip}); "
     chip += f"or --device {ASCEND.name}:NAME"
     parser.add_argument("--chip", metavar="NAME", help=chip)
@@ -59,14 +67,15 @@ def run(args: argparse.Namespace) -> int:
     if ":" in (args.device_target or ""):
         args.device_target, _, args.chip = args.device_target.partition(":")
     with redirect_stdout(sys.stderr if args.json else sys.stdout):  # translations are printed while settings are read
-        work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
+        given = {"prompt_tokens": args.prompt_tokens, "image_tokens": args.image_tokens}
+        work, sources, steps = read_work(TrainFlags.of(args), **given)
     limit, reason = memory_limit(work.train, len(work.ranks), args.chip, work.communicator_bytes)
     moved = plan(*work.layouts)
     figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved, args.chip)
     if args.json:
         print(json.dumps(figures, indent=1))
     else:
-        print(plan_text(work, figures, source, reason))
+        print(plan_text(work, figures, sources, reason))
         if args.every_transfer:
             print(moved.describe(every_transfer=True))
     return 0 if figures["fits"] else 1
@@ -74,11 +83,11 @@ def run(args: argparse.Namespace) -> int:
 
 def describe_plan(flags: TrainFlags, objects: Objects) -> str:
     """Describe a job as the command does; UserError as `train`."""
-    work, source, steps = read_work(flags, objects)
+    work, sources, steps = read_work(flags, objects)
     limit, reason = memory_limit(work.train, len(work.ranks), outside=work.communicator_bytes)
     moved = plan(*work.layouts)
     figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved)
-    return plan_text(work, figures, source, reason)
+    return plan_text(work, figures, sources, reason)
 
 
 def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     prompts = config.data.prompts_per_step
     samples = config.rollout.num_generations
     response = config.rollout.max_new_tokens
-    flops = phase_flops(work.roles, [(prompt, [response], samples)], config.algorithm.num_iterations)
+    flops = phase_flops(work.roles, [work.group], config.algorithm.num_iterations)
     ranks = work.rank_plans()
     fits = max(rank.peak for rank in ranks) <= limit
     return {
@@ -100,6 +109,8 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
         "train": work.train.parallel.model_dump(),
         "infer": work.infer.parallel.model_dump(),
         "longest_prompt": prompt,
+        "images": work.lengths.pictures.count,
+        "image_tokens": work.lengths.pictures.tokens,
         "ranks": [asdict(rank) for rank in ranks],
         "prompt_tokens": prompts * prompt,
         "response_tokens": prompts * samples * response,
@@ -135,12 +146,15 @@ def plan_times(work: Work, steps: int | None, moved: Plan, chip: str | None = No
 
 
 def read_work(
-    flags: TrainFlags, objects: Objects = NO_OBJECTS, prompt_tokens: int | None = None
-) -> tuple[Work, str, int | None]:
-    """Read a job's sizes, and the longest prompt's origin; UserError as `train`.
+    flags: TrainFlags,
+    objects: Objects = NO_OBJECTS,
+    prompt_tokens: int | None = None,
+    image_tokens: int | None = None,
+) -> tuple[Work, tuple[str, str], int | None]:
+    """Read a job's sizes, and the origins of the longest prompt and of its images; UserError as `train`.
 
     Also returns the number of steps; None if it is not known. objects: the calling program's. prompt_tokens: length of
-    the longest prompt, instead of the dataset's.
+    the longest prompt, instead of the dataset's. image_tokens: of its one image, likewise.
     """
     flags, config, *yamls = read_settings(flags)
     flags = local_models(flags, weights=False)
@@ -153,6 +167,8 @@ def read_work(
     reading = tokenizer, config, objects.datasets
     vision = model.vision
     named = flags.mind_dataset_dir
+    if named or config.data.val_dataset:
+        check_seeing(model, checkpoint or yamls[0].path)
     rows = read_problems(named, *reading, split="train", vision=vision) if named else []
     if prompt_tokens is not None:
         prompt = prompt_tokens
@@ -172,18 +188,44 @@ def read_work(
     problems = read_problems(config.data.val_dataset, *reading, vision=vision) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
     steps = total_steps(config, len(rows)) if rows or config.trainer.total_steps else None
-    lengths = Lengths(prompt, len(problems), _longest(problems))
-    return Work.of(config, read_roles(flags, config, model, weights=False), *yamls, lengths), source, steps
+    pictures, shown = read_pictures(model, rows, prompt, image_tokens, source)
+    lengths = Lengths(prompt, len(problems), _longest(problems), pictures, Pictures.of(problems, vision))
+    work = Work.of(config, read_roles(flags, config, model, weights=False), *yamls, lengths)
+    return work, (source, shown), steps
+
+
+def read_pictures(
+    model: ModelConfig, rows: Sequence[Prompt], prompt: int, tokens: int | None, source: str
+) -> tuple[Pictures, str]:
+    """Find the pictures of the longest prompt, and their origin in words.
+
+    prompt: its tokens. tokens: of its one image, as given. source: of the rows. Raises UserError.
+    """
+    vision = model.vision
+    if vision is None:
+        if tokens is not None:
+            found = f"--image_tokens is {tokens}, and a model of the family {model.family} takes text alone"
+            raise UserError(f"{found}; leave it out.")
+        return NO_PICTURES, ""
+    if tokens is not None:
+        if not 0 <= tokens <= prompt:
+            raise UserError(f"--image_tokens is {tokens}, and must be from 0 to the prompt's {prompt} tokens.")
+        return Pictures.of_tokens(tokens, vision), "--image_tokens"
+    if rows:
+        return Pictures.of(rows, vision), source
+    most = vision.images.max_pixels if vision.images else MOST_BY_DEFAULT
+    tokens = min(most // vision.token_pixels**2, prompt)
+    return Pictures.of_tokens(tokens, vision), "the largest image; else --image_tokens"
 
 
 def _longest(prompts: list[Prompt]) -> int:
     return max((len(prompt.token_ids) for prompt in prompts), default=0)
 
 
-def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> str:
+def plan_text(work: Work, figures: dict[str, Any], sources: tuple[str, str], limit: str) -> str:
     """Format the tables of a plan.
 
-    figures: all numbers, by name. source, limit: origins of the longest prompt and of the limit, in words.
+    figures: all numbers, by name. sources, limit: origins of the longest prompt, its images and the limit, in words.
     """
     prompt = figures["prompt_tokens"]
     response = figures["response_tokens"]
@@ -198,8 +240,10 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
             f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.ranks)} x "
             f"{work.train.context.device_target}: trains {axes(work.train)}, generates {axes(work.infer)}"
             + (" on ranks of their own" if work.infer.first_rank else ""),
-            f"prompts of at most {work.lengths.prompt:,} tokens ({printable(source)}), responses of at most "
-            f"{work.config.rollout.max_new_tokens:,}\n",
+            f"prompts of at most {work.lengths.prompt:,} tokens ({printable(sources[0])}), responses of at most "
+            f"{work.config.rollout.max_new_tokens:,}",
+            *images_line(work, sources[1]),
+            "",
             rank_table(work, figures) + "\n",
             *(table + "\n" for table in tables),
             folded(batch_table(work), 4),
@@ -211,6 +255,17 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
             *verdict(figures, fullest, limit),
         )
     )
+
+
+def images_line(work: Work, source: str) -> Iterator[str]:
+    """Describe the images of a prompt, for a model that sees."""
+    pictures = work.lengths.pictures
+    if work.model.vision and pictures.count:
+        images = "image" if pictures.count == 1 else "images"
+        words = f"prompts with at most {pictures.count} {images} of at most {pictures.tokens:,} tokens"
+        yield f"{words} ({printable(source)}), which every tensor-parallel rank of the first stage computes"
+    elif work.model.vision:
+        yield f"prompts without images ({printable(source)})"
 
 
 def _peak(figure: dict[str, Any]) -> int:

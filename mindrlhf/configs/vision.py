@@ -115,6 +115,11 @@ class VisionConfig(Settings):
         return self.window_size // self.merge_size // self.patch_size
 
     @property
+    def window_patches(self) -> int:
+        """Patches of an attention window."""
+        return (self.window_side * self.merge_size) ** 2
+
+    @property
     def whole_blocks(self) -> int:
         """Number of blocks that attend to the whole image."""
         return len({*self.full_attention_blocks} & {*range(self.depth)})

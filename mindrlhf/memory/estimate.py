@@ -20,8 +20,12 @@ from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.device_extra import device_extra, rank_groups
 from mindrlhf.memory.part_bytes import numbers_bytes, optimizer_bytes
+from mindrlhf.memory.pictures import Lengths
+from mindrlhf.memory.pools import pool_bytes, process_bytes
 from mindrlhf.memory.residency import moving_roles
 from mindrlhf.memory.reward_models import scoring_batches, scoring_yaml, verdict_engine
+from mindrlhf.memory.tower_activations import TowerBatch
+from mindrlhf.metrics.flops import GroupLengths
 from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, RoleModel, role_of
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
@@ -30,22 +34,7 @@ from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Group, Partition
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike
-from mindrlhf.units import FLOAT32, MIB
-
-# Measured with MindSpore 2.9 on CPU: Python with all imports; compiled graphs: the first one, and per layer.
-PROCESS = 445 * MIB
-FUSED_GRAPHS = {"first": 78 * MIB, "generate": 2 * MIB, "score": 2 * MIB, "update": 4 * MIB}
-COMPOSED_GRAPHS = {"first": 145 * MIB, "generate": 16 * MIB, "score": 8 * MIB, "update": 46 * MIB}
-TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of the longest prompt; number of held-out problems, tokens of the longest."""
-
-    prompt: int
-    problems: int = 0
-    problem: int = 0
+from mindrlhf.units import FLOAT32
 
 
 class Pass(NamedTuple):
@@ -148,6 +137,13 @@ class Work:
     def packed(self) -> list[ParameterSpec]:
         """Rows of the weights that `rollout.weights` packs."""
         return [] if self.config.rollout.weights == "train" else decoded_rows(self.roles[GENERATOR.name].model)
+
+    @property
+    def group(self) -> GroupLengths:
+        """Lengths of the longest prompt and its answers."""
+        rollout = self.config.rollout
+        images = self.lengths.pictures.grids
+        return GroupLengths(self.lengths.prompt, [rollout.max_new_tokens], rollout.num_generations, images)
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
@@ -285,6 +281,20 @@ class Work:
             least=least,
         )
 
+    def tower(self, rank: int, one: Pass) -> TowerBatch | None:
+        """Describe the vision tower of a rank's pass, with the pictures of a batch, if it has one."""
+        phase, name, kind = one
+        part = self.models[name][rank]
+        vision = part.model.vision
+        if vision is None or part.coordinates.pp > 0:
+            return None
+        if kind == "generate":
+            prompts = max(engine.prompts for engine in self.engines(phase, name))
+        else:
+            prompts = self.micro_batches(kind, name)[0].count
+        pictures = self.lengths.problem_pictures if phase == "testing" else self.lengths.pictures
+        return TowerBatch(part.model, pictures.padded(prompts, vision), self.stage(name, rank).itemsize)
+
     def stage(self, name: str, rank: int, updates: bool = False) -> Stage:
         """Describe a rank's part of a model, as its graphs see it.
 
@@ -371,30 +381,3 @@ def _policy(
 
 def _rows(part: Partition | None, trains: bool) -> list[ParameterSpec]:
     return [spec for spec in part.specs if spec.trains == trains] if part else []
-
-
-def pool_bytes(work: Work, rank: int) -> dict[str, int]:
-    """Compute the peak bytes of activations on a rank in each phase."""
-    found: dict[str, int] = {}
-    for phase, name, kind in work.passes_of(rank):
-        stage = work.stage(name, rank, kind == "update")
-        if kind == "generate":
-            peak = max(activations.generate_bytes(stage, engine) for engine in work.engines(phase, name))
-        elif kind == "score":
-            peak = activations.score_bytes(stage, work.micro_batches(kind, name)[0])
-        else:
-            in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
-            peak = activations.update_bytes(stage, work.micro_batches(kind, name)[0], in_flight)
-        found[phase] = max(found.get(phase, 0), peak)
-    return found
-
-
-def process_bytes(work: Work, rank: int) -> int:
-    """Compute bytes of a process: itself, its tokenizer, graphs, operators' tables."""
-    graphs = (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
-    for _, name, kind in work.passes_of(rank):
-        stage = work.stage(name, rank, kind == "update")
-        graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[kind] * stage.layers
-        if kind == "update":
-            graphs += activations.update_tables(stage, work.micro_batches(kind, name)[0])
-    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs

@@ -12,6 +12,7 @@ from mindrlhf.memory.activations import ITEMSIZE
 from mindrlhf.memory.estimate import Work
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.metrics.flops import forward_flops, phase_flops
+from mindrlhf.metrics.tower_flops import tower_flops
 from mindrlhf.model_roles import ROLES
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.phases import PHASES
@@ -80,20 +81,26 @@ def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
 
 
 def _passing(work: Work, phase: str, name: str, rates: Rates) -> float:
-    """Compute seconds of a rank's passes over prompts and responses, with updates."""
+    """Compute seconds of a rank's passes over prompts and responses, with updates.
+
+    Each tensor-parallel rank of the first stage computes its prompts' images alone.
+    """
     config = work.config
     train = work.train
-    groups = [(work.lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
-    flops = phase_flops({name: work.roles[name]}, groups, config.algorithm.num_iterations)[phase]
-    prompts = config.data.prompts_per_step / len(work.models[name])
+    text, whole = (
+        phase_flops({name: work.roles[name]}, [group], config.algorithm.num_iterations)[phase]
+        for group in (work.group._replace(images=()), work.group)
+    )
+    alike = sum(part.first_of_replica for part in work.models[name].values())
+    flops = config.data.prompts_per_step * (text / len(work.models[name]) + (whole - text) / alike)
     if PHASES[phase].kind != "update":
-        return prompts * flops / rates.passes
+        return flops / rates.passes
     again = train.recomputes or train.parallel.pipeline_stage > 1
     passes = 1 + again / PHASES[phase].passes
     updates = config.algorithm.num_iterations * config.algorithm.updates_per_iteration
     moved = OPTIMIZER_PASSES * FLOAT32 * trained_count(work.model) / train.parallel.model_parallel
     updating = updates * moved / train.parallel.pipeline_stage / rates.memory
-    return prompts * flops * passes / rates.passes + updating
+    return flops * passes / rates.passes + updating
 
 
 def _generating(work: Work, name: str, rates: Rates) -> float:
@@ -111,7 +118,9 @@ def _generating(work: Work, name: str, rates: Rates) -> float:
     kept = prompt / samples if work.fused else prompt
     counts = [count for count in round_responses(config, parallel.data_parallel) if count]
     total = sum(_drawing(one.model, rates, count, prompt, kept, length, samples, cached) for count in counts)
-    return total / parallel.model_parallel
+    # Each tensor-parallel rank computes the images alone.
+    seeing = sum(counts) / samples * sum(tower_flops(one.model, work.group.images)) / rates.passes
+    return total / parallel.model_parallel + seeing
 
 
 def _drawing(

@@ -31,8 +31,9 @@ from mindrlhf.files.settings_file import versions
 from mindrlhf.files.text import folded
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.estimate import Work
 from mindrlhf.memory.limit import free_memory, memory_limit
+from mindrlhf.memory.pictures import Lengths, Pictures
 from mindrlhf.memory.step_time import Rates, forecast, length_of_step, run_rates, time_line
 from mindrlhf.model_roles import EXPORTED, RoleModel
 from mindrlhf.models.adapters import trained_lines
@@ -72,7 +73,8 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     prompts = [] if data.recorded else data.prompts
     world = collectives.world
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    work = Work.of(job.config, job.roles, job.train, job.infer, Lengths(longest)) if prompts else None
+    lengths = Lengths(longest, pictures=Pictures.of(prompts, job.model.vision))
+    work = Work.of(job.config, job.roles, job.train, job.infer, lengths) if prompts else None
     if work and collectives.is_first:
         print(folded(batch_table(work), 4), flush=True)
     answered = roll_call(collectives, world.abort, job.config.trainer.rank_timeout_s)

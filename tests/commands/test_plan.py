@@ -223,12 +223,14 @@ def test_mindspore_is_not_even_imported(flags):
 def test_each_pair_of_the_page_fits_with_the_settings_beside_it(root, capsys):
     lines = (root / "docs" / "ascend.md").read_text().splitlines()
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `finetune_")]
-    assert len(rows) == 18
+    assert len(rows) == 22
     for pair, _, _, _, settings in rows:
         train, infer = re.findall(r"`(\w+)\.yaml`", pair)
         words = re.findall(r"`([^`]+)`", settings)
         if found := re.search(r"at most (\d+) tokens", settings):
             words += ["--prompt_tokens", found[1]]
+        if found := re.search(r"images of up to (\d+) tokens", settings):
+            words += ["--image_tokens", found[1]]
         assert main(["plan", "--sft_path_train", train, "--sft_path_infer", infer, *words]) == 0, pair
         capsys.readouterr()
 

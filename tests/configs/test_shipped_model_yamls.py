@@ -35,6 +35,9 @@ OTHERS = {
     ("finetune_qwen3_30b_a3b", "predict_qwen3_30b_a3b"): (16, 30_532_122_624),
     ("finetune_qwen3_30b_a3b_ep2", "predict_qwen3_30b_a3b_ep2"): (16, 30_532_122_624),
     ("finetune_qwen3_235b_a22b", "predict_qwen3_235b_a22b"): (128, 235_093_634_560),
+    ("finetune_qwen2_5_vl_3b", "predict_qwen2_5_vl_3b_instruct"): (8, 3_754_622_976),
+    ("finetune_qwen2_5_vl_7b", "predict_qwen2_5_vl_7b_instruct"): (8, 8_292_166_656),
+    ("finetune_qwen2_5_vl_32b", "predict_qwen2_5_vl_32b_instruct"): (32, 33_452_718_336),
 }
 SMALL, SWAP = "train.max_tokens_per_micro_batch=4608", "memory.swap=True"
 # What a pair's plan needs to fit, as docs/ascend.md has it; the others fit with the default settings.
@@ -44,6 +47,7 @@ FITS_WITH = {
     **dict.fromkeys(("finetune_qwen2_5_1_5b", "finetune_qwen3_1_7b", "finetune_r1_distill_qwen_1_5b"), (SMALL, SWAP)),
     **dict.fromkeys(("finetune_qwen3_8b", "finetune_qwen3_32b", "finetune_qwen3_235b_a22b"), (SWAP,)),
     **dict.fromkeys(("finetune_qwen3_30b_a3b", "finetune_qwen3_30b_a3b_ep2"), (SWAP,)),
+    **dict.fromkeys((f"finetune_qwen2_5_vl_{size}" for size in ("3b", "7b", "32b")), ("--image_tokens=512", SWAP)),
 }
 LAYOUTS = {
     "finetune_qwen3_235b_a22b": (1, 8, 16, 16),
@@ -55,6 +59,10 @@ LAYOUTS = {
     "predict_qwen2_5_7b_instruct": (2, 4, 1, 1),
     "finetune_qwen2_5_32b": (1, 8, 4, 4),
     "predict_qwen2_5_32b_instruct": (4, 8, 1, 1),
+    "finetune_qwen2_5_vl_7b": (1, 4, 2, 4),
+    "predict_qwen2_5_vl_7b_instruct": (2, 4, 1, 1),
+    "finetune_qwen2_5_vl_32b": (1, 8, 4, 4),
+    "predict_qwen2_5_vl_32b_instruct": (4, 8, 1, 1),
 }
 
 
@@ -72,7 +80,18 @@ def parameters(model: ModelConfig) -> int:
     each = 3 * width * model.moe_intermediate_size + width  # an expert, and its row of the router
     layer += model.num_experts * each if model.num_experts else 3 * width * inner
     tables = 1 if model.tie_word_embeddings else 2
-    return model.num_layers * layer + width + tables * model.vocab_size * width
+    return model.num_layers * layer + width + tables * model.vocab_size * width + tower_parameters(model)
+
+
+def tower_parameters(model: ModelConfig) -> int:
+    """Elements of a vision tower, with biases everywhere but at the patches."""
+    if model.vision is None:
+        return 0
+    wide, inner = model.vision.hidden_size, model.vision.intermediate_size
+    block = 2 * wide + (3 * wide + wide) * (wide + 1) + 2 * inner * (wide + 1) + wide * (inner + 1)
+    merged = 4 * wide
+    merger = wide + merged * (merged + 1) + model.hidden_size * (merged + 1)
+    return wide * 3 * 2 * 14 * 14 + model.vision.depth * block + merger
 
 
 def test_nothing_else_is_shipped(root):

@@ -1,0 +1,85 @@
+"""Lengths of a job's longest prompts, and sizes of their pictures. Pure Python."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import NamedTuple
+
+from mindrlhf.configs.vision import VisionConfig
+from mindrlhf.images.sizes import Grid, image_tokens
+from mindrlhf.models.vision.batch import few_sizes
+from mindrlhf.models.vision.windows import window_count
+from mindrlhf.types import Prompt
+
+
+class Padded(NamedTuple):
+    """Patches of a batch's pictures as the tower gets them: pictures, and padded patches of each."""
+
+    count: int
+    patches: int
+
+    @property
+    def rows(self) -> int:
+        """Padded patches of all pictures."""
+        return self.count * self.patches
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures of a prompt: the most of any prompt, each as large as the largest of all.
+
+    grid: frames, rows and columns of the largest one's patches. merge: side of a token, in patches.
+    """
+
+    count: int = 0
+    grid: Grid = (0, 0, 0)
+    merge: int = 1
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], vision: VisionConfig | None) -> "Pictures":
+        """Find the bounds of prompts; none for a model of text."""
+        every = [picture.grid for prompt in prompts for picture in prompt.pictures]
+        if vision is None or not every:
+            return cls()
+        sides = vision.window_side, vision.merge_size
+        largest = max(every, key=lambda grid: (window_count(grid, *sides), grid))
+        return cls(max(len(prompt.pictures) for prompt in prompts), largest, vision.merge_size)
+
+    @classmethod
+    def of_tokens(cls, tokens: int, vision: VisionConfig) -> "Pictures":
+        """Assume one picture of at least this many tokens, twice as wide as high at most."""
+        if tokens < 1:
+            return cls()
+        side = isqrt(tokens)
+        high = next((size for size in range(side, 0, -1) if tokens % size == 0 and 2 * size >= side), side)
+        merge = vision.merge_size
+        return cls(1, (1, high * merge, -(-tokens // high) * merge), merge)
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Grid of each picture."""
+        return [self.grid] * self.count
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one picture."""
+        return image_tokens(self.grid, self.merge)
+
+    def padded(self, prompts: int, vision: VisionConfig) -> Padded:
+        """Compute the sizes of a batch; one without pictures has one of padding."""
+        windows = window_count(self.grid, vision.window_side, vision.merge_size)
+        return Padded(few_sizes(prompts * self.count), few_sizes(windows) * vision.window_patches)
+
+
+NO_PICTURES = Pictures()
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the longest prompt; number of held-out problems, tokens of the longest; the pictures of both."""
+
+    prompt: int
+    problems: int = 0
+    problem: int = 0
+    pictures: Pictures = NO_PICTURES
+    problem_pictures: Pictures = NO_PICTURES

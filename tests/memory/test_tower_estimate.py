@@ -1,0 +1,192 @@
+"""The plan of models that see: what a vision tower adds is at least what graphs were seen to have."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planned_job import MODEL, work
+
+from mindrlhf.cli import main
+from mindrlhf.configs.images import ImageSettings
+from mindrlhf.configs.lora import Adapter
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.vision import VisionConfig
+from mindrlhf.images.processor import Picture
+from mindrlhf.memory.estimate import Lengths
+from mindrlhf.memory.pictures import NO_PICTURES, Padded, Pictures
+from mindrlhf.memory.pools import TOWER_GRAPHS
+from mindrlhf.memory.step_time import Rates, step_seconds
+from mindrlhf.memory.tower_activations import TowerBatch
+from mindrlhf.metrics.tower_flops import tower_flops
+from mindrlhf.types import Prompt
+from mindrlhf.units import MIB
+
+WINDOW = 64  # patches of a window
+NEW_GRAPH = 35  # MiB of another graph, and of the text's rows
+GRID = (1, 16, 32)
+PICTURES = Pictures(2, GRID, 2)
+
+
+def seeing(width=128, inner=344, heads=4, depth=6, whole=2, **changes) -> ModelConfig:
+    vision = VisionConfig(
+        depth=depth,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_heads=heads,
+        full_attention_blocks=tuple(range(whole)),
+        sections=(1, 1),
+        images=ImageSettings(),
+    )
+    return MODEL.model_copy(update={"family": "qwen2_5_vl", "vision": vision, **changes})
+
+
+def grown(kind: str, model: ModelConfig, pictures: int, windows: int) -> float:
+    """Planned MiB of a process that gets graphs with these pictures."""
+    if kind == "frozen":
+        model = model.model_copy(update={"frozen": ("vision", "merger")})
+    tower = TowerBatch(model, Padded(pictures, windows * WINDOW), 4)
+    changes = kind in ("update", "frozen")
+    pool = tower.update_bytes(0) + tower.table_bytes if changes else tower.pass_bytes(0)
+    graphs = TOWER_GRAPHS[changes and tower.goes_back] * model.vision.depth
+    return (pool + graphs) / MIB + NEW_GRAPH
+
+
+@pytest.mark.parametrize(
+    ("kind", "pictures", "windows", "sizes", "seen"),
+    [
+        ("score", 4, 16, {"whole": 0}, 345),
+        ("score", 4, 16, {"whole": 0, "depth": 12}, 601),
+        ("score", 4, 16, {"whole": 0, "inner": 688, "depth": 12}, 747),
+        ("score", 4, 16, {"whole": 0, "width": 256, "depth": 12}, 992),
+        ("score", 4, 16, {"whole": 0, "heads": 8}, 348),
+        ("score", 4, 16, {}, 529),
+        ("score", 4, 16, {"whole": 6}, 522),
+        ("score", 8, 16, {}, 1005),
+        ("frozen", 4, 16, {"whole": 0, "depth": 12}, 627),
+        ("prefill", 4, 16, {"depth": 12}, 785),
+        ("update", 4, 16, {"whole": 0}, 845),
+        ("update", 4, 16, {"whole": 0, "depth": 12}, 1571),
+        ("update", 4, 16, {"whole": 0, "inner": 688, "depth": 12}, 1893),
+        ("update", 4, 16, {"whole": 0, "width": 256, "depth": 12}, 2362),
+        ("update", 4, 16, {"whole": 0, "heads": 8, "depth": 12}, 1812),
+        ("update", 4, 16, {}, 1449),
+        ("update", 4, 16, {"whole": 6}, 2733),
+        ("update", 4, 16, {"heads": 8}, 2224),
+        ("update", 8, 16, {}, 2784),
+        ("update", 1, 64, {}, 3694),
+    ],
+)
+def test_a_tower_has_at_least_what_it_was_seen_to_have(kind, pictures, windows, sizes, seen):
+    """MiB by which MindSpore 2.9's process grew (`helpers/tower_memory.py`), and no more than 13% above it."""
+    assert seen <= grown(kind, seeing(**sizes), pictures, windows) <= 1.13 * seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["update", "frozen", "score", "prefill"])
+def test_a_tower_grows_as_planned(kind):
+    script = Path(__file__).parents[1] / "helpers" / "tower_memory.py"
+    seen = float(subprocess.run([sys.executable, script, kind], capture_output=True, text=True, check=True).stdout)
+    assert seen <= grown(kind, seeing(), 4, 16) <= 1.15 * seen
+
+
+def test_what_does_not_train_is_not_kept():
+    padded = Padded(2, 1024)
+    parts = {"all": {}, "vision": {"frozen": ("vision",)}, "both": {"frozen": ("vision", "merger")}}
+    parts |= {"text adapters": {"adapter": Adapter(4, 8)}}
+    parts |= {"tower adapters": {"adapter": Adapter(4, 8, target_modules=("qkv",))}}
+    kept = {name: TowerBatch(seeing(**changes), padded, 4).kept_bytes for name, changes in parts.items()}
+    assert kept["all"] == kept["tower adapters"] > 20 * kept["vision"]
+    assert kept["vision"] > kept["both"] == kept["text adapters"] == 2 * 1024 // 4 * MODEL.hidden_size * 4
+
+
+def test_the_first_stage_alone_sees():
+    lengths = Lengths(600, pictures=PICTURES)
+    settings = ("train.max_tokens_per_micro_batch=2048",)
+    layout = {"pipeline_stage": 2, "model_parallel": 2}
+    seen, blind = (work(layout, {"data_parallel": 4}, settings, model, lengths) for model in (seeing(), MODEL))
+    for phase in ("gen", "ref", "update_actor"):
+        grows = [seen.rank_plan(r).activations[phase] > blind.rank_plan(r).activations[phase] for r in range(4)]
+        assert grows == ([True] * 4 if phase == "gen" else [True, True, False, False]), phase
+    assert seen.rank_plan(0).process > blind.rank_plan(0).process
+
+
+def test_pictures_of_a_batch_are_padded_to_few_sizes():
+    vision = seeing().vision
+    assert PICTURES.tokens == 128
+    assert PICTURES.padded(3, vision) == (6, 8 * WINDOW)  # 2 x 4 windows
+    assert Pictures(1, (1, 2, 34), 2).padded(5, vision) == (6, 6 * WINDOW)  # 1 x 5 windows
+    assert NO_PICTURES.padded(5, vision) == (1, WINDOW), "one of padding"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grid"), [(1, (2, 2)), (12, (6, 8)), (1280, (64, 80)), (17, (8, 10)), (26, (10, 12)), (0, (0, 0))]
+)
+def test_an_assumed_picture_is_nearly_square(tokens, grid):
+    pictures = Pictures.of_tokens(tokens, seeing().vision)
+    assert pictures.grid == ((1, *grid) if tokens else (0, 0, 0))
+    assert tokens <= pictures.tokens * pictures.count <= 1.2 * tokens
+
+
+def test_a_prompt_has_the_most_pictures_each_as_large_as_the_largest():
+    vision = seeing().vision
+
+    def picture(rows, columns):
+        return Picture(np.zeros((28 * rows, 28 * columns, 3), np.uint8), bytes([rows, columns]), vision.images)
+
+    shown = [(picture(2, 3), picture(1, 1), picture(1, 1)), (picture(9, 5),), ()]
+    prompts = [Prompt(i, np.zeros(9, np.int32), pictures=pictures) for i, pictures in enumerate(shown)]
+    assert Pictures.of(prompts, vision) == Pictures(3, (1, 18, 10), 2)
+    assert Pictures.of(prompts[2:], vision) == Pictures.of(prompts, None) == NO_PICTURES
+
+
+def test_every_tensor_parallel_rank_computes_the_images_of_its_prompts():
+    """Text is divided by the ranks of a replica, the images of a prompt are not."""
+    model, rates = seeing(), Rates(1e9, 1e9, float("inf"))
+    shown, hidden = Lengths(600, pictures=PICTURES), Lengths(600)
+    images = sum(tower_flops(model, PICTURES.grids))
+    for layout, replicas in (({"model_parallel": 4}, 1), ({"data_parallel": 2, "model_parallel": 2}, 2)):
+        seconds, without = (
+            step_seconds(work(layout, layout, (), model, lengths), rates) for lengths in (shown, hidden)
+        )
+        each = 16 / replicas * images / 1e9
+        for phase, passes in (("gen", 1), ("ref", 1), ("update_actor", 3)):
+            assert seconds[phase] - without[phase] == pytest.approx(passes * each), phase
+
+
+PAIR = ["--sft_path_train", "finetune_qwen2_5_vl_3b", "--sft_path_infer", "predict_qwen2_5_vl_3b_instruct"]
+
+
+def test_a_plan_says_which_images_it_assumes(capsys):
+    def text(*more):
+        main(["plan", *PAIR, *more])
+        return capsys.readouterr().out
+
+    one = "prompts with at most 1 image of at most"
+    assert f"{one} 1,280 tokens (the largest image; else --image_tokens)" in text()
+    assert f"{one} 320 tokens (--image_tokens)" in text("--image_tokens", "320")
+    assert f"{one} 100 tokens (the largest" in text("--prompt_tokens", "100")
+    assert "prompts without images (--image_tokens)" in text("--image_tokens", "0")
+    figures = []
+    for tokens in ("0", "320"):
+        main(["plan", *PAIR, "--image_tokens", tokens, "--json"])
+        figures.append(json.loads(capsys.readouterr().out))
+    assert [(one["images"], one["image_tokens"]) for one in figures] == [(0, 0), (1, 320)]
+    less, more = (one["flops"] for one in figures)
+    assert more["update_actor"] - less["update_actor"] == pytest.approx(3 * (more["ref"] - less["ref"]))
+    assert more["gen"] > less["gen"]
+
+
+def test_image_tokens_that_mean_nothing_are_refused(capsys):
+    text = ["--sft_path_train", "finetune_qwen2_5_3b", "--sft_path_infer", "predict_qwen2_5_3b_instruct"]
+    for arguments, words in (
+        ([*text, "--image_tokens", "9"], "--image_tokens is 9, and a model of the family qwen2 takes text alone"),
+        ([*PAIR, "--image_tokens", "3073"], "--image_tokens is 3073, and must be from 0 to the prompt's 3072 tokens"),
+        ([*PAIR, "--image_tokens", "-1"], "--image_tokens is -1, and must be from 0"),
+    ):
+        assert main(["plan", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert len(error.splitlines()) == 1
