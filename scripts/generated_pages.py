@@ -26,12 +26,14 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.vision_settings import VisionSettings
 from mindrlhf.migration.trl.names import flat_fields, trl_names
 from mindrlhf.migration.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
 from mindrlhf.migration.verl.translation import translate
 
 YAML_GROUPS = {
     "model.model_config": ModelSettings,
+    "model.model_config.vision_config": VisionSettings,
     "parallel_config": ParallelSettings,
     "recompute_config": RecomputeSettings,
     "context": ContextSettings,

@@ -151,10 +151,11 @@ def read_work(
     prompt_tokens: int | None = None,
     image_tokens: int | None = None,
 ) -> tuple[Work, tuple[str, str], int | None]:
-    """Read a job's sizes, and the origins of the longest prompt and of its images; UserError as `train`.
+    """Read a job's sizes; UserError as `train`.
 
-    Also returns the number of steps; None if it is not known. objects: the calling program's. prompt_tokens: length of
-    the longest prompt, instead of the dataset's. image_tokens: of its one image, likewise.
+    Returns the origins of the longest prompt and of its images, too, and the number of steps; None if it is not known.
+    objects: the calling program's. prompt_tokens: length of the longest prompt, instead of the dataset's. image_tokens:
+    of its one image, likewise.
     """
     flags, config, *yamls = read_settings(flags)
     flags = local_models(flags, weights=False)

@@ -86,7 +86,10 @@ class ModelSettings(_NUMBERS):
 
     @property
     def stated_family(self) -> Family | None:
-        """Model family that the YAML states by experts, tower, type or q/k norms, or None."""
+        """Model family that the YAML states, or None.
+
+        Experts, a tower, a type or q/k norms state it.
+        """
         families = FAMILIES.values()
         named = {self.model_type, self.type}
         experts = (one for one in families if one.experts and (self.num_experts or named & {one.name, one.mindformers}))
@@ -186,13 +189,13 @@ class ModelSettings(_NUMBERS):
 
 
 def shape(model: ModelConfig) -> dict[str, Any]:
-    """List the numbers that two descriptions of one model must share, by key of a YAML."""
+    """List the numbers that descriptions of one model share, by YAML key."""
     numbers = {key: getattr(model, field) for key, field in SHAPE_FIELDS.items()}
     return numbers | tower_shape(model.vision)
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> str:
-    """List all keys of both sides whose values differ; `other` names the side of `theirs`."""
+    """List common keys whose values differ; `other` names the side of `theirs`."""
     pairs = [(key, value, theirs[key]) for key, value in ours.items() if key in theirs and value != theirs[key]]
     return ", ".join(f"{key} is {value} ({other} has {right})" for key, value, right in pairs)
 

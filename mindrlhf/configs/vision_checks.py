@@ -19,7 +19,7 @@ def check_seeing_policy(config: GRPOSettings, flags: TrainFlags) -> None:
 
 
 def check_seeing(model: ModelConfig, checkpoint: str) -> None:
-    """Check that a model that sees has settings of images, without which none are read."""
+    """Check that a model that sees has settings of images."""
     if model.vision and model.vision.images is None:
         raise no_image_settings(checkpoint)
 

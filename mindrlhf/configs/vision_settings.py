@@ -1,4 +1,4 @@
-"""`model.model_config.vision_config` of a model YAML: the tower of a model that sees, under HF's names."""
+"""`model.model_config.vision_config` of a model YAML: a vision tower."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ _NUMBERS = create_model(
 
 
 class VisionSettings(_NUMBERS):
-    """Vision tower under the names of HF's `vision_config`, and the text's rotary sections; null if not set."""
+    """Vision tower under HF's names, and the text's rotary sections."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -45,5 +45,5 @@ class VisionSettings(_NUMBERS):
 
 
 def tower_shape(vision: VisionConfig | None) -> dict[str, Any]:
-    """List the numbers that two descriptions of one model must share, by key of a YAML."""
+    """List the numbers that descriptions of one tower share, by YAML key."""
     return {f"{TOWER_GROUP}.{key}": getattr(vision, field) for field, key in KEYS.items()} if vision else {}

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
 
 from mindrlhf import phases
 from mindrlhf.backend.native.names import halves
@@ -19,9 +18,10 @@ from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.device_extra import device_extra, rank_groups
+from mindrlhf.memory.graph_sizes import COMPOSED_GRAPHS, FUSED_GRAPHS, PROCESS, TOKENIZER_ROW, TOWER_GRAPHS
 from mindrlhf.memory.part_bytes import numbers_bytes, optimizer_bytes
 from mindrlhf.memory.pictures import Lengths
-from mindrlhf.memory.pools import pool_bytes, process_bytes
+from mindrlhf.memory.rank_plan import Pass, RankPlan
 from mindrlhf.memory.residency import moving_roles
 from mindrlhf.memory.reward_models import scoring_batches, scoring_yaml, verdict_engine
 from mindrlhf.memory.tower_activations import TowerBatch
@@ -35,33 +35,6 @@ from mindrlhf.parallel.partition import Group, Partition
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike
 from mindrlhf.units import FLOAT32
-
-
-class Pass(NamedTuple):
-    """Computation of a phase with one model, by their names."""
-
-    phase: str
-    model: str
-    kind: phases.Kind
-
-
-@dataclass(frozen=True)
-class RankPlan:
-    """Memory of one rank in bytes.
-
-    roles: role -> bytes. phases: phase -> role -> bytes in memory; for a role in parts, its largest part. activations:
-    phase -> peak bytes. process: everything else on CPU. extra: the same on a device, by names. totals: phase -> bytes.
-    """
-
-    rank: int
-    roles: Mapping[str, int]
-    phases: Mapping[str, Mapping[str, int]]
-    activations: Mapping[str, int]
-    process: int
-    extra: Mapping[str, int]
-    totals: Mapping[str, int]
-    peak: int
-    peak_phase: str
 
 
 @dataclass(frozen=True)
@@ -282,7 +255,7 @@ class Work:
         )
 
     def tower(self, rank: int, one: Pass) -> TowerBatch | None:
-        """Describe the vision tower of a rank's pass, with the pictures of a batch, if it has one."""
+        """Describe the vision tower of a rank's pass, if any, with a batch."""
         phase, name, kind = one
         part = self.models[name][rank]
         vision = part.model.vision
@@ -381,3 +354,44 @@ def _policy(
 
 def _rows(part: Partition | None, trains: bool) -> list[ParameterSpec]:
     return [spec for spec in part.specs if spec.trains == trains] if part else []
+
+
+def pool_bytes(work: Work, rank: int) -> dict[str, int]:
+    """Compute the peak bytes of activations on a rank in each phase."""
+    found: dict[str, int] = {}
+    for one in work.passes_of(rank):
+        found[one.phase] = max(found.get(one.phase, 0), _peak(work, rank, one))
+    return found
+
+
+def _peak(work: Work, rank: int, one: Pass) -> int:
+    """Compute the peak bytes of activations of a model's pass."""
+    phase, name, kind = one
+    stage = work.stage(name, rank, kind == "update")
+    tower = work.tower(rank, one)
+    if kind == "update":
+        in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
+        text = activations.update_bytes(stage, work.micro_batches(kind, name)[0], in_flight)
+        return tower.update_bytes(text) if tower else text
+    if kind == "score":
+        text = activations.score_bytes(stage, work.micro_batches(kind, name)[0])
+    else:
+        text = max(activations.generate_bytes(stage, engine) for engine in work.engines(phase, name))
+    return tower.pass_bytes(text) if tower else text
+
+
+def process_bytes(work: Work, rank: int) -> int:
+    """Compute bytes of a process: itself, its tokenizer, graphs, operators' tables, arrays of pictures."""
+    graphs = (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
+    arrays = 0
+    for one in work.passes_of(rank):
+        _, name, kind = one
+        stage = work.stage(name, rank, kind == "update")
+        graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[kind] * stage.layers
+        micro = work.micro_batches(kind, name) if kind == "update" else ()
+        graphs += activations.update_tables(stage, micro[0]) if micro else 0
+        if tower := work.tower(rank, one):
+            graphs += TOWER_GRAPHS[bool(micro) and tower.goes_back] * tower.model.vision.depth
+            graphs += tower.table_bytes if micro else 0
+            arrays = max(arrays, max(1, len(micro)) * tower.array_bytes)
+    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + arrays

@@ -13,7 +13,7 @@ from mindrlhf.types import Prompt
 
 
 class Padded(NamedTuple):
-    """Patches of a batch's pictures as the tower gets them: pictures, and padded patches of each."""
+    """Sizes of a batch for the tower: pictures, and padded patches of each."""
 
     count: int
     patches: int
@@ -26,7 +26,7 @@ class Padded(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures of a prompt: the most of any prompt, each as large as the largest of all.
+    """Bound of a prompt's pictures: the most, each as large as the largest.
 
     grid: frames, rows and columns of the largest one's patches. merge: side of a token, in patches.
     """
@@ -47,7 +47,7 @@ class Pictures:
 
     @classmethod
     def of_tokens(cls, tokens: int, vision: VisionConfig) -> "Pictures":
-        """Assume one picture of at least this many tokens, twice as wide as high at most."""
+        """Assume one picture of at least this many tokens, nearly square."""
         if tokens < 1:
             return cls()
         side = isqrt(tokens)
@@ -76,7 +76,10 @@ NO_PICTURES = Pictures()
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the longest prompt; number of held-out problems, tokens of the longest; the pictures of both."""
+    """Lengths of the longest prompt and held-out problem, and their pictures.
+
+    prompt, problem: tokens. problems: number of held-out problems.
+    """
 
     prompt: int
     problems: int = 0

@@ -98,7 +98,7 @@ class TowerBatch:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the tables that kernels on CPU keep for norms and scores in an update."""
+        """Bytes of an update's tables, which kernels on CPU keep."""
         width = self.model.vision.hidden_size
         numbers = MERGER_TABLES * width if self.merger_moves else 0
         if self.goes_back:

@@ -24,7 +24,10 @@ NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class GroupLengths(NamedTuple):
-    """Tokens of a prompt and of its answers, answers of each length, and the prompt's images."""
+    """Lengths of a prompt and its answers, and the prompt's images.
+
+    prompt, responses: tokens. times: answers of each length.
+    """
 
     prompt: int
     responses: Sequence[int]
@@ -54,18 +57,17 @@ def forward_flops(
     return text + sum(tower_flops(model, images))
 
 
-def phase_flops(roles: Mapping[str, RoleModel], groups: Sequence[tuple], iterations: int) -> dict[str, float]:
+def phase_flops(roles: Mapping[str, RoleModel], groups: Sequence[GroupLengths], iterations: int) -> dict[str, float]:
     """Count a step's operations by phase.
 
-    roles: see `Job`. groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under
-    adapters and frozen ones have no gradients. Each model is assumed to have the policy's tokens, and verdicts their
-    greatest length.
+    roles: see `Job`. iterations: passes of updates over the groups. Weights under adapters and frozen ones have no
+    gradients. Each model is assumed to have the policy's tokens, and verdicts their greatest length.
     """
     once: dict[str, float] = {}
     for name, one in roles.items():
         role = role_of(name).name
         once[role] = once.get(role, 0.0) + sum(_once(one, *group) for group in groups)
-    images = [image for group in groups for image in GroupLengths(*group).images]
+    images = [image for group in groups for image in group.images]
     found = {}
     for name, phase in PHASES.items():
         if not phase.passes or phase.role not in once:
@@ -83,7 +85,7 @@ def _update(model: ModelConfig, once: float, images: Sequence[Grid], passes: int
 
 
 def _once(one: RoleModel, prompt: int, responses: Sequence[int], times: int = 1, images: Sequence[Grid] = ()) -> float:
-    """Count the operations of a pass of a model; a verdict follows each response, and is of text."""
+    """Count the operations of a pass of a model; a verdict follows each response."""
     if not one.verdict_tokens:
         return forward_flops(one.model, prompt, responses, times, images)
     return times * sum(forward_flops(one.model, prompt + length, [one.verdict_tokens]) for length in responses)
@@ -107,16 +109,16 @@ class Utilization:
         self,
         metrics: MetricSet,
         seconds: Mapping[str, float],
-        groups: Sequence[tuple],
-        drawn: Sequence[tuple] = (),
+        groups: Sequence[GroupLengths],
+        drawn: Sequence[GroupLengths] = (),
         counted: Mapping[str, float] = NOTHING,
     ) -> None:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
-        seconds: phase -> seconds of this rank. groups: arguments of `forward_flops`, of this rank; none on
-        a rank that computes a part of another one's work. drawn: the groups that the step has generated. counted:
-        phase -> operations that this rank has counted itself. A rank that built a graph in this step is left out of the
-        phases' values, because their seconds lack the graph's first run.
+        seconds: phase -> seconds of this rank. groups: of this rank; none on a rank that computes a part of another
+        one's work. drawn: the groups that the step has generated. counted: phase -> operations that this rank has
+        counted itself. A rank that built a graph in this step is left out of the phases' values, because their seconds
+        lack the graph's first run.
         """
         trained = phase_flops(self.roles, groups, self.iterations)
         answered = phase_flops(self.roles, drawn, self.iterations)
@@ -137,7 +139,7 @@ class Utilization:
 
 
 def group_lengths(experience: Experience) -> GroupLengths:
-    """Count the tokens of the prompt and of each answer, and list the prompt's images."""
+    """Count the tokens of an experience, and list its prompt's images."""
     group = experience.group
     images = [picture.grid for picture in group.prompt.pictures]
     answers = [len(rollout.response_ids) for rollout in group.rollouts]

@@ -21,7 +21,10 @@ class TowerFlops(NamedTuple):
 
 
 def tower_flops(model: ModelConfig, images: Iterable[Grid]) -> TowerFlops:
-    """Count the operations of a forward pass over images; none for a model of text."""
+    """Count the operations of a forward pass over images.
+
+    A model of text has none.
+    """
     vision = model.vision
     if vision is None:
         return TowerFlops()

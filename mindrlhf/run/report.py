@@ -196,6 +196,6 @@ class TuningReport(Report):
 
 
 def pair_lengths(pair: SequenceGroup) -> GroupLengths:
-    """Count the tokens of a prompt and of its responses, and list the images of all."""
+    """Count the tokens of a pair, and list its images."""
     images = [picture.grid for part in pair.pictures for picture in part]
     return GroupLengths(len(pair.prompt_ids), [len(response) for response in pair.responses], images=images)

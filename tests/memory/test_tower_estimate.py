@@ -16,8 +16,8 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.images.processor import Picture
 from mindrlhf.memory.estimate import Lengths
+from mindrlhf.memory.graph_sizes import TOWER_GRAPHS
 from mindrlhf.memory.pictures import NO_PICTURES, Padded, Pictures
-from mindrlhf.memory.pools import TOWER_GRAPHS
 from mindrlhf.memory.step_time import Rates, step_seconds
 from mindrlhf.memory.tower_activations import TowerBatch
 from mindrlhf.metrics.tower_flops import tower_flops

@@ -5,7 +5,7 @@ import pytest
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
-from mindrlhf.metrics.flops import Utilization, forward_flops, phase_flops
+from mindrlhf.metrics.flops import GroupLengths, Utilization, forward_flops, phase_flops
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.model_roles import RoleModel
 
@@ -49,7 +49,7 @@ def roles(policy: ModelConfig) -> dict[str, RoleModel]:
 
 def test_adapters_leave_out_the_gradients_of_weights():
     adapted = MODEL.model_copy(update={"adapter": Adapter(2, 4)})
-    plain, found = (phase_flops(roles(model), [(5, [3, 1])], 2) for model in (MODEL, adapted))
+    plain, found = (phase_flops(roles(model), [GroupLengths(5, [3, 1])], 2) for model in (MODEL, adapted))
     assert found == plain | {"update_actor": plain["update_actor"] * 2 / 3}
 
 
@@ -61,11 +61,11 @@ def test_the_models_of_a_role_add_up_and_a_verdict_follows_each_response():
         "reward_model.0": RoleModel("judge", judge, settings=verdicts),
         "reward_model.1": RoleModel("classifier", reward, settings=RewardModelSettings(path="classifier")),
     }
-    found = phase_flops(roles(MODEL) | models, [(5, [3, 1]), (2, [6], 2)], 2)
+    found = phase_flops(roles(MODEL) | models, [GroupLengths(5, [3, 1]), GroupLengths(2, [6], 2)], 2)
     classified = plain_count(reward, 5, [3, 1]) + plain_count(reward, 2, [6, 6])
     written = [plain_count(judge, read, [4]) for read in (5 + 3, 5 + 1, 2 + 6, 2 + 6)]
     assert found.pop("reward_model") == classified + sum(written)
-    assert found == phase_flops(roles(MODEL), [(5, [3, 1]), (2, [6], 2)], 2)
+    assert found == phase_flops(roles(MODEL), [GroupLengths(5, [3, 1]), GroupLengths(2, [6], 2)], 2)
 
 
 def test_operations_that_a_rank_has_counted_are_part_of_the_step():
@@ -82,7 +82,7 @@ def test_a_step_of_two_ranks():
     utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=2)
     seconds = {"gen": 0.5, "ref": 0.25, "reward": 9.0, "update_actor": 2.0, "step": 4.0}
     ranks = []
-    for groups in ([(5, [3, 1])], [(4, [2, 6])]):
+    for groups in ([GroupLengths(5, [3, 1])], [GroupLengths(4, [2, 6])]):
         metrics = MetricSet()
         utilization.add(metrics, seconds, groups, groups)
         ranks.append(metrics)
@@ -103,8 +103,10 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
     """The graph's first run, which is inside `compile`, is missing from the seconds of its phase."""
     utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=1)
     building, running = MetricSet(), MetricSet()
-    utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [(5, [3])], [(5, [3])])
-    utilization.add(running, {"gen": 1.0, "compile": 0.0, "step": 4.0}, [(5, [3])], [(5, [3])])
+    utilization.add(
+        building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [GroupLengths(5, [3])], [GroupLengths(5, [3])]
+    )
+    utilization.add(running, {"gen": 1.0, "compile": 0.0, "step": 4.0}, [GroupLengths(5, [3])], [GroupLengths(5, [3])])
     assert building.results().keys() == {"perf/mfu"}
     values = reduce(building, lambda own: [own, running]).results()
     forward = plain_count(MODEL, 5, [3])
@@ -115,7 +117,9 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
 def test_the_critic_has_its_own_head():
     utilization = Utilization(roles(MODEL), ceiling=1e6, iterations=1)
     metrics = MetricSet()
-    utilization.add(metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [(5, [3])], [(5, [3])])
+    utilization.add(
+        metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [GroupLengths(5, [3])], [GroupLengths(5, [3])]
+    )
     critic = plain_count(MODEL.as_critic(), 5, [3])
     assert metrics.results()["perf/mfu/critic"] == pytest.approx(3 * critic / 1e6)
     assert metrics.results()["perf/mfu"] == pytest.approx(4 * critic / 2e6)
@@ -134,7 +138,7 @@ def test_no_share_is_above_one():
 def test_what_an_earlier_step_generated_is_not_counted_again():
     utilization, metrics = Utilization(roles(MODEL), ceiling=1e6, iterations=1), MetricSet()
     seconds = {"gen": 1.0, "update_actor": 1.0, "step": 2.0}
-    utilization.add(metrics, seconds, [(5, [3]), (4, [2, 6])], [(5, [3])])
+    utilization.add(metrics, seconds, [GroupLengths(5, [3]), GroupLengths(4, [2, 6])], [GroupLengths(5, [3])])
     new, kept = plain_count(MODEL, 5, [3]), plain_count(MODEL, 4, [2, 6])
     assert metrics.results()["perf/mfu/rollout"] == pytest.approx(new / 1e6)
     assert metrics.results()["perf/mfu/actor"] == pytest.approx(3 * (new + kept) / 1e6)

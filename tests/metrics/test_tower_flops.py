@@ -5,7 +5,7 @@ import pytest
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.vision import VisionConfig
-from mindrlhf.metrics.flops import forward_flops, phase_flops
+from mindrlhf.metrics.flops import GroupLengths, forward_flops, phase_flops
 from mindrlhf.metrics.tower_flops import tower_flops
 from mindrlhf.model_roles import RoleModel
 
@@ -23,7 +23,7 @@ VISION = VisionConfig(
 )
 SEEING = ModelConfig(**TEXT, head_dim=8, family="qwen2_5_vl", vision=VISION)
 IMAGES = [(1, 12, 12), (1, 4, 14), (1, 10, 2)]
-GROUPS = [(30, [3, 1], 1, IMAGES[:2]), (20, [6], 2, IMAGES[2:]), (4, [2])]
+GROUPS = [GroupLengths(30, [3, 1], 1, IMAGES[:2]), GroupLengths(20, [6], 2, IMAGES[2:]), GroupLengths(4, [2])]
 
 
 def plain_count(images) -> tuple[int, int]:
