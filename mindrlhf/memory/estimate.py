@@ -18,7 +18,7 @@ from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.device_extra import device_extra, rank_groups
-from mindrlhf.memory.graph_sizes import COMPOSED_GRAPHS, FUSED_GRAPHS, PROCESS, TOKENIZER_ROW, TOWER_GRAPHS
+from mindrlhf.memory.graph_sizes import COMPOSED_GRAPHS, FUSED_GRAPHS, PROCESS, TOKENIZER_ROW
 from mindrlhf.memory.part_bytes import numbers_bytes, optimizer_bytes
 from mindrlhf.memory.pictures import Lengths
 from mindrlhf.memory.rank_plan import Pass, RankPlan
@@ -254,19 +254,21 @@ class Work:
             least=least,
         )
 
-    def tower(self, rank: int, one: Pass) -> TowerBatch | None:
-        """Describe the vision tower of a rank's pass, if any, with a batch."""
+    def towers(self, rank: int, one: Pass) -> list[TowerBatch]:
+        """Describe the vision tower of a rank's pass for each size of batch."""
         phase, name, kind = one
         part = self.models[name][rank]
         vision = part.model.vision
         if vision is None or part.coordinates.pp > 0:
-            return None
+            return []
         if kind == "generate":
-            prompts = max(engine.prompts for engine in self.engines(phase, name))
+            prompts = {max(engine.prompts for engine in self.engines(phase, name))}
         else:
-            prompts = self.micro_batches(kind, name)[0].count
+            prompts = {len(micro.groups) for micro in self.micro_batches(kind, name)}
         pictures = self.lengths.problem_pictures if phase == "testing" else self.lengths.pictures
-        return TowerBatch(part.model, pictures.padded(prompts, vision), self.stage(name, rank).itemsize)
+        padded = {pictures.padded(number, vision) for number in prompts}
+        itemsize = self.stage(name, rank).itemsize
+        return [TowerBatch(part.model, sizes, itemsize) for sizes in sorted(padded, reverse=True)]
 
     def stage(self, name: str, rank: int, updates: bool = False) -> Stage:
         """Describe a rank's part of a model, as its graphs see it.
@@ -368,30 +370,27 @@ def _peak(work: Work, rank: int, one: Pass) -> int:
     """Compute the peak bytes of activations of a model's pass."""
     phase, name, kind = one
     stage = work.stage(name, rank, kind == "update")
-    tower = work.tower(rank, one)
     if kind == "update":
         in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
         text = activations.update_bytes(stage, work.micro_batches(kind, name)[0], in_flight)
-        return tower.update_bytes(text) if tower else text
-    if kind == "score":
+    elif kind == "score":
         text = activations.score_bytes(stage, work.micro_batches(kind, name)[0])
     else:
         text = max(activations.generate_bytes(stage, engine) for engine in work.engines(phase, name))
-    return tower.pass_bytes(text) if tower else text
+    return max((tower.peak_bytes(text, kind) for tower in work.towers(rank, one)), default=text)
 
 
 def process_bytes(work: Work, rank: int) -> int:
-    """Compute bytes of a process: itself, its tokenizer, graphs, operators' tables, arrays of pictures."""
+    """Compute bytes of a process: itself, its tokenizer, graphs, operators' tables."""
     graphs = (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
-    arrays = 0
+    patches = 0
     for one in work.passes_of(rank):
         _, name, kind = one
         stage = work.stage(name, rank, kind == "update")
-        graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[kind] * stage.layers
         micro = work.micro_batches(kind, name) if kind == "update" else ()
+        graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[kind] * stage.layers
         graphs += activations.update_tables(stage, micro[0]) if micro else 0
-        if tower := work.tower(rank, one):
-            graphs += TOWER_GRAPHS[bool(micro) and tower.goes_back] * tower.model.vision.depth
-            graphs += tower.table_bytes if micro else 0
-            arrays = max(arrays, max(1, len(micro)) * tower.array_bytes)
-    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + arrays
+        towers = work.towers(rank, one)
+        graphs += sum(tower.graph_bytes(kind) for tower in towers)
+        patches = max([patches, *(max(1, len(micro)) * tower.array_bytes for tower in towers)])
+    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + patches

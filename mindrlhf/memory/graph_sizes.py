@@ -7,4 +7,6 @@ PROCESS = 445 * MIB
 FUSED_GRAPHS = {"first": 78 * MIB, "generate": 2 * MIB, "score": 2 * MIB, "update": 4 * MIB}
 COMPOSED_GRAPHS = {"first": 145 * MIB, "generate": 16 * MIB, "score": 8 * MIB, "update": 46 * MIB}
 TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
-TOWER_GRAPHS = {False: 1 * MIB, True: 9 * MIB}  # of a block of a vision tower, without gradients and with them
+# Of a vision tower's graph: itself, and for each block without gradients and with them.
+TOWER_GRAPH = 45 * MIB
+TOWER_BLOCKS = {False: 2 * MIB, True: 9 * MIB}

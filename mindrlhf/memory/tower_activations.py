@@ -10,19 +10,22 @@ from math import prod
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.memory.activations import TABLE
+from mindrlhf.memory.graph_sizes import TOWER_BLOCKS, TOWER_GRAPH
 from mindrlhf.memory.pictures import Padded
 from mindrlhf.models.parameters import trained_parts
+from mindrlhf.phases import Kind
 from mindrlhf.units import FLOAT32
 
 INPUTS = 2  # copies of the patches
 # Of a forward pass, for each block: of the tower's width in float32 and in the activations' dtype, of the inner width.
-FORWARD = (4, 12, 2.2)
+FORWARD = (2, 7, 2.2)
 # The same of an update, whose gradient keeps more.
-UPDATE = (12, 13, 5.3)
+UPDATE = (9, 9, 5.3)
 SCORES, KEPT_SCORES = 3, 1.1  # in one block, and kept of each
 LATEST_SCORES = 1.5  # where the gradient begins
 MERGER, MERGER_UPDATE = 12, 13  # of the tower's width
-TABLES, MERGER_TABLES = 2, 1  # norms of a block, and of the merger
+# Numbers that kernels on CPU keep as long as a graph lives, of the tower's width: in a block, and in its gradient.
+TABLES, UPDATE_TABLES, MERGER_TABLES = 7, 8, 4
 
 
 @dataclass(frozen=True)
@@ -96,19 +99,17 @@ class TowerBatch:
         each = self._blocks(UPDATE) + scores * FLOAT32 + self._ends(MERGER_UPDATE)
         return int(self.padded.rows * each) + 2 * self.output_bytes
 
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of an update's tables, which kernels on CPU keep."""
-        width = self.model.vision.hidden_size
-        numbers = MERGER_TABLES * width if self.merger_moves else 0
-        if self.goes_back:
-            numbers += TABLES * self.model.vision.depth * width + self.all_scores
-        return TABLE * self.padded.rows * numbers
+    def graph_bytes(self, kind: Kind) -> int:
+        """Compute bytes of a graph on CPU, with the tables of its kernels."""
+        vision = self.model.vision
+        updates = kind == "update"
+        goes_back = updates and self.goes_back
+        numbers = vision.depth * vision.hidden_size * (TABLES + goes_back * UPDATE_TABLES)
+        numbers += MERGER_TABLES * vision.hidden_size * (updates and self.merger_moves)
+        tables = FLOAT32 * numbers + goes_back * TABLE * self.all_scores
+        return TOWER_GRAPH + TOWER_BLOCKS[goes_back] * vision.depth + self.padded.rows * tables
 
-    def update_bytes(self, text: int) -> int:
-        """Peak bytes of an update whose text has its own peak."""
-        return max(text + self.kept_bytes, self.forward_bytes)
-
-    def pass_bytes(self, text: int) -> int:
-        """Peak bytes of a pass without gradients whose text has its own peak."""
-        return max(text + self.output_bytes, self.forward_bytes)
+    def peak_bytes(self, text: int, kind: Kind) -> int:
+        """Compute peak bytes of a pass whose text has its own peak."""
+        kept = self.kept_bytes if kind == "update" else self.output_bytes
+        return max(text + kept, self.forward_bytes)
