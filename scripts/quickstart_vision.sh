@@ -16,14 +16,14 @@ greedy=(--max_new_tokens 24 --data "$out/data/test.jsonl")
 step "Questions about digits, careless demonstrations, and a tokenizer that has learnt from them"
 python -c "import sklearn" 2>"$out/sklearn.log" ||
     python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt scikit-learn
-mindrlhf synthesize --task digits --train_size 10000 --test_size 400 --careless_share 0.55 \
+mindrlhf synthesize --task digits --train_size 10000 --test_size 400 --careless_share 0.6 \
     --tokenizer_vocab_size 330 --seed "$seed" --output_dir "$out/data"
 tail -n 3 "$out/data/demonstrations.jsonl" | cut -c 1-220
 
 step "A model of random weights, tower and text"
 mindrlhf initialize --config "$models/qwen2_5_vl_tiny" --tokenizer_path "$out/data" --seed "$seed" --output "$out/random"
 
-# More than half of the demonstrations name the digits and then the smallest of them: imitation learns that, reward unlearns it.
+# Three in five demonstrations name the digits and then the smallest of them: imitation learns that, reward unlearns it.
 step "Warm start: supervised fine-tuning on careless demonstrations"
 mindrlhf sft --load_sft_checkpoint_train "$out/random" --mind_dataset_dir "$out/data/demonstrations.jsonl" \
     --sft_config "$example/quickstart_vision_sft.yaml" --save_ckpt_dir "$out/sft" --output_dir "$out/sft" seed="$seed"

@@ -54,11 +54,12 @@ def terminal(monkeypatch, vision):
 
     def of(*lines):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        made = StandardStreams(Interrupts())
+        made = StandardStreams(interrupts)
         made.show = lambda file: ImageProcessor(vision.images).read(file, "", "/image")
         return made
 
-    return of
+    with Interrupts() as interrupts:
+        yield of
 
 
 def test_images_wait_for_the_next_message(terminal, files, tmp_path, capfd):

@@ -16,7 +16,7 @@ def test_a_frozen_router_stays_and_passes_gradients_on():
     model = SmallModel.random(3, **EXPERTS)
     groups = random_groups()
     weights = rows_like(groups, lambda n: np.full(n, 0.02))
-    frozen = SmallModel(model.config.with_router(True), model.arrays)
+    frozen = SmallModel(model.config.with_frozen(True, ()), model.arrays)
     subjects = [Subject(one, NEGATIVE_LOG_LIKELIHOOD, moves=one is frozen) for one in (model, frozen)]
     for subject in subjects:
         subject.updater(groups, 1e-2, weights=weights)

@@ -104,6 +104,7 @@ def running(
         yield process
     finally:
         end_marked(mark, MARK)
+        process.kill()  # a process that has just begun may not show its mark yet
         process.wait()
 
 
