@@ -46,6 +46,22 @@ class LowRank(nn.Cell):
         self.dropout = dropout
         self.scale = scale if dropout is None else scale / (1 - dropout.share)
 
+    @classmethod
+    def of_map(
+        cls,
+        name: str,
+        parameters: Mapping[str, Parameter],
+        adapters: Mapping[str, ParameterSpec],
+        operators: Operators,
+        dropout: InputDropout | None = None,
+    ) -> "LowRank | None":
+        """Build the adapter of a linear map, or None.
+
+        adapters: see `Materials`.
+        """
+        a, b = f"{name}.lora_a", f"{name}.lora_b"
+        return cls(parameters[a], parameters[b], adapters[a].scale, operators, dropout) if a in adapters else None
+
     def construct(self, x, given):
         if self.dropout is not None:
             x = self.dropout(x, given[ROWS][0])
@@ -132,24 +148,15 @@ class Materials:
     def linear(self, name: str) -> Linear:
         """Build the linear map of this name within the layer."""
         name = f"{self.prefix}{name}"
-        a = f"{name}.lora_a"
-        b = f"{name}.lora_b"
-        adapter = None
-        if a in self.adapters:
-            adapter = LowRank(
-                a=self.parameters[a],
-                b=self.parameters[b],
-                scale=self.adapters[a].scale,
-                operators=self.operators,
-                dropout=self._dropout(name, a),
-            )
+        adapter = LowRank.of_map(name, self.parameters, self.adapters, self.operators, self._dropout(name))
         weight = Weight(self.parameters[f"{name}.weight"], self.packed.get(f"{name}.weight"))
         bias = f"{name}.bias"
         return Linear(weight, self.parameters.get(bias), adapter, self.operators)
 
-    def _dropout(self, name: str, a: str) -> InputDropout | None:
-        """Build the dropout of a map's input, or None; A gives the columns."""
-        if not self.dropout:
+    def _dropout(self, name: str) -> InputDropout | None:
+        """Build the dropout of an adapted map's input, or None; A gives the columns."""
+        a = f"{name}.lora_a"
+        if not self.dropout or a not in self.adapters:
             return None
         count = self.parameters[a].shape[1]
         first = self.shards.rank * count if self.adapters[a].is_cut(1) else 0

@@ -36,13 +36,8 @@ class _Parts:
     def linear(self, name: str) -> Linear:
         name = f"{TOWER}{name}"
         weight = Weight(self.parameters[f"{name}.weight"])
-        return Linear(weight, self.parameters[f"{name}.bias"], self._adapter(name), self.operators)
-
-    def _adapter(self, name: str) -> LowRank | None:
-        a, b = f"{name}.lora_a", f"{name}.lora_b"
-        if a not in self.adapters:
-            return None
-        return LowRank(self.parameters[a], self.parameters[b], self.adapters[a].scale, self.operators)
+        adapter = LowRank.of_map(name, self.parameters, self.adapters, self.operators)
+        return Linear(weight, self.parameters[f"{name}.bias"], adapter, self.operators)
 
     def norm(self, name: str) -> Norm:
         return Norm(self.parameters[f"{TOWER}{name}.weight"], EPSILON, self.operators.rms_norm)
