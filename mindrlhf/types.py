@@ -48,6 +48,19 @@ class Prompt:
         """Token ids to show as text."""
         return self.token_ids if self.written_ids is None else self.written_ids
 
+    def ended(self, count: int) -> "Prompt":
+        """Return the prompt up to its first `count` tokens; the others are no images."""
+        left_out = len(self.token_ids) - count
+        if not left_out:
+            return self
+        written = None if self.written_ids is None else self.written_ids[: len(self.written_ids) - left_out]
+        return replace(self, token_ids=self.token_ids[:count], written_ids=written)
+
+    def showing(self, known: "Prompt") -> "Prompt":
+        """Give a recorded prompt the pictures of its row, which records do not hold."""
+        written = known.ended(len(self.token_ids)).written_ids
+        return replace(self, pictures=known.pictures, written_ids=written, objects=known.objects)
+
     @property
     def position_shift(self) -> int:
         """Rotary position minus place of the tokens behind its images, at most 0."""

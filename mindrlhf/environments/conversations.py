@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -162,10 +162,7 @@ class Conversations:
         if not any(texts):
             return prompt, [NO_IDS] * len(texts)
         ids, contexts = self._template.extended(prompt.token_ids, texts)
-        written = prompt.written_ids
-        if written is not None:  # both end with the same text
-            written = written[: len(written) - (len(prompt.token_ids) - len(ids))]
-        return replace(prompt, token_ids=ids, written_ids=written), contexts
+        return prompt.ended(len(ids)), contexts
 
     def _answer(self, outcome: Outcome) -> "_Messages":
         talk = self._conversations[outcome.key]

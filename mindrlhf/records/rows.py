@@ -17,7 +17,6 @@ clipped. They mean nothing on tokens that were not sampled. Without figures, `to
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from io import BytesIO
 from itertools import groupby
 from typing import Any, get_args
@@ -289,8 +288,7 @@ def _experience(rows: list[Row], prompts: Mapping[int, Prompt]) -> Experience:
     first = rows[0]
     prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]), first["occurrence"])
     if prompt.id in prompts:
-        known = prompts[prompt.id]
-        prompt = replace(prompt, pictures=known.pictures, written_ids=known.written_ids, objects=known.objects)
+        prompt = prompt.showing(prompts[prompt.id])
     rollouts = tuple(map(_rollout, rows))
     given = [parse_json(row["rewards_by_function"]) for row in rows]
     notes = tuple(parse_json(row["notes"]) for row in rows)

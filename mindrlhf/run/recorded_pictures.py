@@ -28,8 +28,7 @@ def _shown(experience: Experience, known: dict[int, Prompt], step: int, record: 
     if own is None or not np.array_equal(own.token_ids, prompt.token_ids) or _digests(own) != _digests(prompt):
         found = f"{record}: step {step} has a prompt that is not row {prompt.id} of {rows}, or had other images"
         raise UserError(f"{found}; give --mind_dataset_dir the rows of the recorded run.")
-    shown = replace(prompt, pictures=own.pictures, written_ids=own.written_ids)
-    return replace(experience, group=replace(experience.group, prompt=shown))
+    return replace(experience, group=replace(experience.group, prompt=prompt.showing(own)))
 
 
 def _digests(prompt: Prompt) -> str:
