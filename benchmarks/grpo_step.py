@@ -28,7 +28,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -46,6 +46,9 @@ COLUMNS = ("step", "gen", "logprob", "reward", "other", "train", "optim", "rest"
 COLUMNS += ("completion_tokens", "cpu_util", "others")
 
 Row = dict[str, float | None]
+
+if TYPE_CHECKING:
+    from mindrlhf.metrics.flops import GroupLengths
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -189,6 +192,8 @@ def forecast_row(job, prompt: int) -> Row:
 
 def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[Row, dict[str, float]]:
     """Run one step as the trainer's own loop does, without writing metrics; returns its row and what it learnt."""
+    from mindrlhf.metrics.flops import group_lengths
+
     trainer.run.timers.collect()
     start = Moment.now()
     with trainer.run.timers("step"):
@@ -197,7 +202,7 @@ def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[
         trainer.reshard()
     cores, others = Moment.now().cores_since(start)
     seconds = trainer.run.timers.collect()
-    groups = [(len(e.group.prompt.token_ids), e.lengths.tolist()) for e in experiences]
+    groups = [group_lengths(e) for e in experiences]
     optim = sum(update.optimizer_s for update in result.updates)
     row = step_row(seconds, optim, groups)
     updates = args.num_iterations * (2 if args.lora_rank else 3)  # passes; weights under adapters have no gradients
@@ -211,7 +216,7 @@ def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[
     return row, log
 
 
-def step_row(seconds: Mapping[str, float], optim: float, groups: Sequence[tuple[int, Sequence[int]]]) -> Row:
+def step_row(seconds: Mapping[str, float], optim: float, groups: "Sequence[GroupLengths]") -> Row:
     """Return the trainer's phases under the benchmark's names, and tokens per second."""
     took = {name: seconds.get(name, 0.0) for name in ("gen", "ref", "old_log_prob", "reward", "adv", "update_actor")}
     compile_s = seconds.get("compile", 0.0)
@@ -227,14 +232,14 @@ def step_row(seconds: Mapping[str, float], optim: float, groups: Sequence[tuple[
     }
     row["rest"] = row["step"] - sum(row[name] for name in ("gen", "logprob", "reward", "other", "train", "optim"))
     row["compile"] = compile_s
-    row["completion_tokens"] = sum(sum(lengths) for _, lengths in groups)
-    row["prompt_tokens"] = sum(prompt * len(lengths) for prompt, lengths in groups)
+    row["completion_tokens"] = sum(sum(one.responses) for one in groups)
+    row["prompt_tokens"] = sum(one.prompt * len(one.responses) for one in groups)
     row["gen_tok_s"] = row["completion_tokens"] / row["gen"] if row["gen"] else None
     row["tok_s"] = (row["completion_tokens"] + row["prompt_tokens"]) / row["step"]
     return row
 
 
-def needed_operations(work: Work, groups, updates: int, reference: bool, old: bool) -> Row:
+def needed_operations(work: Work, groups: "Sequence[GroupLengths]", updates: int, reference: bool, old: bool) -> Row:
     """Count the least billions of operations of each phase; see `metrics.flops`."""
     from mindrlhf.metrics.flops import forward_flops
 

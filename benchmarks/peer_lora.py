@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -27,13 +28,19 @@ def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, li
 
 def main() -> None:
     args, rest = arguments()
-    sys.argv = [str(args.script), *rest]
-    os.execve = restarting(os.execve)
-    spec = importlib.util.spec_from_file_location("peer_script", args.script)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)  # before any import of torch: it sets threads by the environment
+    script = loaded(args.script, rest)
     script.GRPOTrainer = with_adapters(script.GRPOTrainer, args.lora_rank)
     script.main()
+
+
+def loaded(path: Path, flags: Sequence[str]) -> ModuleType:
+    """Load the peer's script with its own flags, before any import of torch: it sets threads by the environment."""
+    sys.argv = [str(path), *flags]
+    os.execve = restarting(os.execve)
+    spec = importlib.util.spec_from_file_location("peer_script", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 def restarting(execve):

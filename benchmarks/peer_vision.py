@@ -9,14 +9,11 @@ with ours: the peer ends in an error when one is. All flags are the script's own
 
 import argparse
 import base64
-import importlib.util
 import io
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer_lora import restarting
+from peer_lora import loaded
 
 MARK = "<image>"
 
@@ -32,11 +29,7 @@ def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, li
 
 def main() -> None:
     args, rest = arguments()
-    sys.argv = [str(args.script), *rest]
-    os.execve = restarting(os.execve)
-    spec = importlib.util.spec_from_file_location("peer_script", args.script)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)  # before any import of torch: it sets threads by the environment
+    script = loaded(args.script, rest)
     from transformers import AutoModelForImageTextToText
 
     script.PreTrainedTokenizerFast = processors()

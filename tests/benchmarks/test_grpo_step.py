@@ -12,6 +12,7 @@ from workers import ROOT
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.data.tokenizer import train_tokenizer
+from mindrlhf.metrics.flops import GroupLengths
 from mindrlhf.models.parameters import parameter_table
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -31,7 +32,8 @@ SHORT = f"{SMALL} --max-prompt 9 --max-completion 6 --max-others 99"
 
 def test_phases_add_up_to_the_step_without_building_graphs():
     seconds = {"step": 10.0, "compile": 2.0, "gen": 3.0, "ref": 1.0, "old_log_prob": 0.5, "reward": 0.25}
-    row = step_row(seconds | {"adv": 0.125, "update_actor": 2.0, "reshard": 0.5}, 0.5, [(4, [2, 3]), (6, [1, 4])])
+    groups = [GroupLengths(4, [2, 3]), GroupLengths(6, [1, 4])]
+    row = step_row(seconds | {"adv": 0.125, "update_actor": 2.0, "reshard": 0.5}, 0.5, groups)
     assert (row["step"], row["gen"], row["logprob"], row["train"], row["optim"]) == (8.0, 3.0, 1.5, 1.5, 0.5)
     assert row["rest"] == pytest.approx(8.0 - 3.0 - 1.5 - 0.25 - 0.125 - 2.0)
     assert (row["completion_tokens"], row["prompt_tokens"]) == (10, 20)
