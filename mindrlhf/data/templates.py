@@ -38,12 +38,12 @@ THINK_SYSTEM = (
     "First work the problem out between <think> and </think>, "
     "then give only the final answer between <answer> and </answer>."
 )
-
-_log = logging.getLogger(__name__)
 OWN = "chat"  # the model's own format
 THINK = "think"  # the same, with a system prompt of its own
 QUESTIONS = {"plain": PLAIN}  # templates for one question
 NAMES = (*CHATS, *QUESTIONS, THINK, OWN)
+
+_log = logging.getLogger(__name__)
 
 
 class Template:
