@@ -161,7 +161,7 @@ def _adapter_pair(row: ParameterSpec, rank: int, scale: float) -> Iterator[Param
         yield replace(
             row,
             name=f"{row.name.removesuffix('.weight')}.{kind}",
-            hf_name=names[0],
+            hf_name=f"{row.hf_name.removesuffix('.weight')}.lora_{letter}.weight",
             shape=(*stack, *matrix),
             kind=kind,
             scale=scale,

@@ -40,6 +40,21 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+ROUTER = "mlp.gate.weight"
+# Of a model of one layer: experts in it.
+EXPERTS = {
+    "family": "qwen3_moe",
+    "attention_bias": False,
+    "qk_norm": True,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
 }
 
 
@@ -57,6 +72,11 @@ def other_name(name: str) -> str:
         _, _, layer, inner = module.split(".", 3)
         return f"blk.{layer}.{NAMES[inner]}.{kind}"
     return f"{NAMES[module]}.{kind}"
+
+
+def architecture(config: ModelConfig) -> str:
+    """A family's name in the file."""
+    return config.family.replace("_", "")
 
 
 def row_order(config: ModelConfig, name: str) -> list[int] | None:
@@ -86,14 +106,14 @@ def write_gguf(path: Path, config: ModelConfig, kind: str, seed: int = 0, **meta
     rng = np.random.default_rng(seed)
     arrays, found = random_arrays(config, seed), {}
     arrays[EMBEDDING] *= 0.1  # a tied head makes logits of some units
-    writer = gguf.GGUFWriter(path, config.family)
+    writer = gguf.GGUFWriter(path, architecture(config))
     for key, value in describe(config, metadata).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         kinds.get(type(value), writer.add_array)(key, value)
     for spec in parameter_table(config):
         order = row_order(config, spec.hf_name)
         array = arrays[spec.name] if order is None else arrays[spec.name][order]
-        used = gguf.GGMLQuantizationType[kind if array.ndim > 1 else "F32"]
+        used = gguf.GGMLQuantizationType["F32" if array.ndim == 1 or spec.hf_name.endswith(ROUTER) else kind]
         raw = blocks(used.name, array, rng)
         dequantised = gguf.quants.dequantize(raw, used).reshape(array.shape)
         found[spec.name] = dequantised.astype(np.float32)
@@ -119,7 +139,7 @@ def rotary_factors(config: ModelConfig) -> np.ndarray:
 
 def describe(config: ModelConfig, changes) -> dict:
     """Metadata of a model with a tokenizer of bytes, two merges and control tokens."""
-    prefix = config.family
+    prefix = architecture(config)
     letters = sorted(byte_letters())
     tokens = [*letters, "he", "Ġhe", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     padding = [f"[PAD{place}]" for place in range(len(tokens), config.vocab_size)]
@@ -135,6 +155,7 @@ def describe(config: ModelConfig, changes) -> dict:
         f"{prefix}.attention.value_length": config.head_dim,
         f"{prefix}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         f"{prefix}.rope.freq_base": config.rope_theta,
+        **experts(config, prefix),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
         "tokenizer.ggml.tokens": [*tokens, *padding],
@@ -146,6 +167,13 @@ def describe(config: ModelConfig, changes) -> dict:
         "tokenizer.chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}",
     }
     return {key: value for key, value in (known | changes).items() if value is not None}
+
+
+def experts(config: ModelConfig, prefix: str) -> dict:
+    """Metadata of experts."""
+    counts = {"count": config.num_experts, "used_count": config.num_experts_per_tok}
+    counts["feed_forward_length"] = config.moe_intermediate_size
+    return {f"{prefix}.expert_{name}": count for name, count in counts.items()} if config.num_experts else {}
 
 
 def byte_letters() -> set[str]:

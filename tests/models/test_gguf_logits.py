@@ -7,6 +7,7 @@ import reference_model
 from small_model import SmallModel
 from whole_sequences import compiled_logits
 
+from mindrlhf.checkpoint.hf_tensors import split
 from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.weights import Weights, checkpoint_config
 from mindrlhf.configs.model import ModelConfig
@@ -16,6 +17,7 @@ FAMILIES = {
     "llama": {"family": "llama", "attention_bias": False, "tie_word_embeddings": True},
     "qwen2": {"family": "qwen2"},
     "qwen3": {"family": "qwen3", "attention_bias": False, "qk_norm": True, "num_heads": 8, "head_dim": 32},
+    "qwen3_moe": gguf_files.EXPERTS,
 }
 IDS = np.random.default_rng(5).integers(0, 320, (1, 24))
 
@@ -60,6 +62,7 @@ def test_logits_are_those_of_the_dequantised_weights(tmp_path, logits, family, k
     stored = {spec.name: read(spec) for spec in parameter_table(found)}
     for name, array in arrays.items():
         np.testing.assert_array_equal(stored[name], array, err_msg=name)
-    expected = reference_model.logits(found, {s.hf_name: arrays[s.name] for s in parameter_table(found)}, IDS[0])
+    tensors = {name: array for s in parameter_table(found) for name, array in split(s, arrays[s.name])}
+    expected = reference_model.logits(found, tensors, IDS[0])
     assert expected.std() > 0.5
     np.testing.assert_allclose(logits(found, stored), expected, rtol=0, atol=1e-4)

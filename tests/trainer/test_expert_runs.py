@@ -14,7 +14,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 
-ROUTER = "model.layers.1.mlp.gate.weight"
+ROUTER, OTHER_ROUTER = (f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 3))
 SETTINGS = ("algorithm.beta=0", "optimizer.lr=1e-2", "trainer.total_steps=2", "trainer.loggers=[jsonl]")
 
 
@@ -23,7 +23,8 @@ def base(task, tmp_path_factory):
     """An HF directory with random weights."""
     sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 2048}
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
-    config = ModelConfig(**EXPERTS | sizes | heads)
+    experts = {"num_layers": 4, "num_experts": 8}  # both can be cut in 4
+    config = ModelConfig(**EXPERTS | sizes | heads | experts)
     arrays = random_arrays(config)
     folder = tmp_path_factory.mktemp("experts") / "hf"
     tensors = [(spec, arrays[spec.name]) for spec in parameter_table(config)]
@@ -51,12 +52,12 @@ def frozen(train, tmp_path_factory):
 
 def test_all_weights_change_but_a_frozen_router(frozen, base):
     first = load_file(base / "model.safetensors")
-    assert [name for name in first if np.array_equal(first[name], frozen.weights[name])] == [ROUTER]
+    assert [name for name in first if np.array_equal(first[name], frozen.weights[name])] == [ROUTER, OTHER_ROUTER]
 
 
 def test_metrics_have_the_load(frozen):
     for row in frozen.metrics:
-        shares = [row[f"actor/expert_load/1/{expert}"] for expert in range(6)]
+        shares = [row[f"actor/expert_load/1/{expert}"] for expert in range(8)]
         assert sum(shares) == pytest.approx(1)
         assert 0 < row["actor/expert_entropy/1"] < 1
         assert row["actor/expert_busiest/1"] == max(shares)
@@ -70,10 +71,10 @@ def test_a_checkpoint_is_exported_whole(frozen, tmp_path):
     assert stored == (frozen.folder / "ckpt" / "hf" / "model.safetensors").read_bytes()
 
 
-def test_gguf_is_refused_by_name(frozen, tmp_path, capsys):
+def test_gguf_with_a_dense_layer_is_refused(frozen, tmp_path, capsys):
     folder = frozen.folder / "ckpt" / "hf"
     assert jobs.call(["export", "--checkpoint", folder, "--gguf", tmp_path / "model.gguf"]) == 2
-    assert "is a qwen3_moe model, and GGUF files have" in capsys.readouterr().err
+    assert "2 of 4 layers have experts, and GGUF's qwen3moe has them" in capsys.readouterr().err
 
 
 def test_adapters_of_experts(train, base, tmp_path):
@@ -82,9 +83,9 @@ def test_adapters_of_experts(train, base, tmp_path):
     assert f"{ROUTER.removesuffix('.weight')}.lora_A.weight" not in adapter.arrays
     assert adapter.arrays["model.layers.1.mlp.experts.5.up_proj.lora_B.weight"].shape == (24, 2)
     first, name = load_file(base / "model.safetensors"), "model.layers.1.mlp.experts.{}.gate_proj.weight"
-    assert any(not np.array_equal(first[name.format(i)], run.weights[name.format(i)]) for i in range(6))
+    assert any(not np.array_equal(first[name.format(i)], run.weights[name.format(i)]) for i in range(8))
     assert np.array_equal(first[ROUTER], run.weights[ROUTER])
-    assert json.loads((run.folder / "ckpt" / "hf" / "config.json").read_text())["num_experts"] == 6
+    assert json.loads((run.folder / "ckpt" / "hf" / "config.json").read_text())["num_experts"] == 8
 
 
 def assert_equal_weights(run, other):
@@ -132,8 +133,8 @@ def test_the_routing_of_rollouts_is_recorded_and_replayed(train, recorded, tmp_p
             for rollout in experience.group.rollouts:
                 routing = rollout.tokens["routing"]
                 assert routing.dtype == np.uint8
-                assert routing.shape == (len(rollout.response_ids), 2)
-                assert rollout.tokens["prompt_routing"].shape == (len(experience.group.prompt.token_ids) - 1, 2)
+                assert routing.shape == (len(rollout.response_ids), 4)
+                assert rollout.tokens["prompt_routing"].shape == (len(experience.group.prompt.token_ids) - 1, 4)
     other = train(tmp_path / "off", *settings, **record)
     assert any(not np.array_equal(other.weights[name], weight) for name, weight in recorded.weights.items())
 
@@ -153,6 +154,8 @@ LAYOUTS = {  # workers, layouts of training and generation
     "ep2 tp2 to dp4": (4, "dp2ep2tp2", "dp4tp1"),
     "dp4 ep2 to tp2 ep2": (4, "dp4ep2", "dp2ep2tp2"),
     "pp2 ep2 to ep2 tp2": (4, "dp2ep2pp2", "dp2ep2tp2"),
+    "ep4 to tp2 ep2": (4, "dp4ep4", "dp2ep2tp2"),
+    "8 ranks": (8, "dp2ep2pp2tp2", "dp4ep4tp2"),
 }
 SPREAD = ("rollout.verify_weights=True", "rollout.temperature=0.7", "optimizer.eps=1e-5", "optimizer.lr=1e-3")
 

@@ -11,11 +11,12 @@ from mindrlhf.checkpoint.gguf.names import (
     ARCHITECTURES,
     EMBEDDING_WEIGHT,
     HEAD_WEIGHT,
-    KEYS,
     ROTARY_FACTORS,
     WIDTHS,
     halved,
     heads_of,
+    is_float32,
+    keys_of,
     named_rows,
 )
 from mindrlhf.checkpoint.stored_tensor import StoredDtype, decode, encode
@@ -35,7 +36,7 @@ ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Llama 3's scaling: its published turns, and lengths of the first training that are tried.
 LOW, HIGH = 1.0, 4.0
 ORIGINAL = tuple(1 << power for power in range(10, 18))
-# Types of matrices -> what stores them without loss; others are float32.
+# Types of matrices -> what stores them without loss; others become float32.
 STORED: dict[str, StoredDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -47,7 +48,7 @@ def model_config(file: GgufFile) -> ModelConfig:
         raise UserError(f"{found}, and {', '.join(ARCHITECTURES)} are read from GGUF files; give one of these.")
     _refuse_parts(file)
     family = FAMILIES[ARCHITECTURES[name]]
-    keys = {field: f"{name}.{key}" for field, key in KEYS.items()}
+    keys = keys_of(family)
     given = {field: file.metadata[key] for field, key in keys.items() if key in file.metadata}
     if lacking := [keys[field] for field in keys if field not in given and field not in OPTIONAL]:
         raise UserError(f"{file.path}: lacks {some(lacking, 3)} in its metadata; get it again.")
@@ -60,6 +61,7 @@ def model_config(file: GgufFile) -> ModelConfig:
         "vocab_size": file.tensors[EMBEDDING_WEIGHT].shape[0],
         "attention_bias": family.attention_bias,
         "qk_norm": family.qk_norm,
+        "norm_topk_prob": family.experts,  # llama.cpp's rule
         "tie_word_embeddings": HEAD_WEIGHT not in file.tensors,
         "eos_token_ids": _ends(file),
         "pad_token_id": file.metadata.get(f"{TOKENS}padding_token_id"),
@@ -87,11 +89,12 @@ def _refuse_parts(file: GgufFile) -> None:
 
 def _refuse_unsupported(file: GgufFile, config: ModelConfig) -> None:
     """Raise UserError for settings of a model that this suite does not compute."""
-    prefix = f"{config.family}."
+    family = FAMILIES[config.family]
+    prefix = f"{family.gguf}."
     scaling = file.metadata.get(f"{prefix}rope.scaling.type", "none")
     if scaling != "none":
         raise UserError(f"{file.path}: {prefix}rope.scaling.type is {brief(scaling)}, which is not supported.")
-    for key in ("expert_count", "attention.sliding_window"):
+    for key in ("attention.sliding_window", *(() if family.experts else ("expert_count",))):
         if file.metadata.get(prefix + key, 0):
             found = f"{file.path}: {prefix}{key} is {brief(file.metadata[prefix + key])}"
             raise UserError(f"{found}, which is not supported; give a dense model with full attention.")
@@ -158,10 +161,10 @@ def read_weights(file: GgufFile, config: ModelConfig) -> Iterator[tuple[Paramete
 def stored_dtype(file: GgufFile, config: ModelConfig) -> StoredDtype:
     """Choose the narrowest dtype that stores all weights without loss."""
     rows = check_weights(file, config)
-    types = {file.tensors[name].type.name for name, spec in rows.items() if len(spec.shape) > 1}
+    types = {file.tensors[name].type.name for name, spec in rows.items() if not is_float32(spec)}
     dtype = STORED.get(next(iter(types)), "float32") if len(types) == 1 else "float32"
-    vectors = [name for name, spec in rows.items() if len(spec.shape) == 1]
-    if dtype != "float32" and not all(_fits(file.read(name), dtype) for name in vectors):
+    others = [name for name, spec in rows.items() if is_float32(spec)]
+    if dtype != "float32" and not all(_fits(file.read(name), dtype) for name in others):
         return "float32"
     return dtype
 

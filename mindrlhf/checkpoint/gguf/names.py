@@ -7,7 +7,7 @@ import numpy as np
 from mindrlhf.configs.lora import LAYERS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
-from mindrlhf.models.families import FAMILIES
+from mindrlhf.models.families import FAMILIES, Family
 from mindrlhf.models.parameters import EMBEDDING, HEAD, ParameterSpec, parameter_table
 
 # Module in Hugging Face's checkpoints -> in GGUF files; a layer's below its number.
@@ -24,13 +24,17 @@ LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 EMBEDDING_WEIGHT, HEAD_WEIGHT = "token_embd.weight", "output.weight"
 ROTARY_FACTORS = "rope_freqs.weight"  # divisors of the rotary frequencies: Llama 3's scaling as numbers
 
 # Architecture in GGUF files -> family.
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
-# Field of ModelConfig -> key below the architecture's name.
+# Field of ModelConfig -> key below the architecture's name; then those of models with experts alone.
 KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -41,6 +45,11 @@ KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
     "max_position_embeddings": "context_length",
+}
+EXPERT_KEYS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
 }
 # Keys with the width of a head, which is one number here.
 WIDTHS = ("attention.value_length", "rope.dimension_count")
@@ -61,11 +70,26 @@ def gguf_name(name: str) -> str | None:
 
 
 def architecture_of(config: ModelConfig, where: str) -> str:
-    """Name a model's architecture in GGUF files. UserError for one without."""
+    """Name a model's architecture in GGUF files.
+
+    UserError for a model without one, and for experts that llama.cpp computes in another way.
+    """
     name = FAMILIES[config.family].gguf
     if name is None:
         raise UserError(f"{where}: is a {config.family} model, and GGUF files have {', '.join(ARCHITECTURES)} here.")
+    if config.num_experts and len(config.expert_layers) < config.num_layers:
+        found = f"{where}: {len(config.expert_layers)} of {config.num_layers} layers have experts"
+        raise UserError(f"{found}, and GGUF's {name} has them in all layers; use Hugging Face's format.")
+    if config.num_experts and not config.norm_topk_prob:
+        found = f"{where}: norm_topk_prob is false, and GGUF's {name} divides a token's weights of experts by their sum"
+        raise UserError(f"{found}; use Hugging Face's format.")
     return name
+
+
+def keys_of(family: Family) -> dict[str, str]:
+    """Map fields of ModelConfig to the keys that a family's files have."""
+    keys = KEYS | (EXPERT_KEYS if family.experts else {})
+    return {field: f"{family.gguf}.{key}" for field, key in keys.items()}
 
 
 def named_rows(config: ModelConfig, where: str) -> Mapping[str, ParameterSpec]:
@@ -75,10 +99,10 @@ def named_rows(config: ModelConfig, where: str) -> Mapping[str, ParameterSpec]:
     """
     rows: dict[str, ParameterSpec] = {}
     for spec in parameter_table(config):
-        names = [gguf_name(tensor.name) for tensor in spec.hf_tensors]
-        if len(names) != 1 or names[0] is None:
+        name = gguf_name(spec.hf_name)
+        if name is None:
             raise UserError(f"{where}: {spec.hf_name} has no name in a GGUF file; use Hugging Face's format.")
-        rows[names[0]] = spec
+        rows[name] = spec
     return rows
 
 
@@ -104,6 +128,11 @@ def halved(array: np.ndarray, heads: int) -> np.ndarray:
     """Undo `alternated`."""
     pairs = array.reshape(heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
+
+
+def is_float32(spec: ParameterSpec) -> bool:
+    """Test for a weight that files have as float32 in any case: a vector or a router."""
+    return len(spec.shape) < 2 or spec.kind in ("router", "fixed")
 
 
 def is_table(spec: ParameterSpec) -> bool:

@@ -14,20 +14,23 @@ from gguf.quants import quant_shape_to_byte_shape, quantize
 
 from mindrlhf.checkpoint.gguf.model import STORED, rotary_factors
 from mindrlhf.checkpoint.gguf.names import (
-    KEYS,
     ROTARY_FACTORS,
     WIDTHS,
     alternated,
     architecture_of,
     gguf_name,
     heads_of,
+    is_float32,
     is_table,
+    keys_of,
     named_rows,
 )
+from mindrlhf.checkpoint.hf_tensors import joined
 from mindrlhf.checkpoint.stored_tensor import encode
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
+from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, adapter_rows
 
 FLOAT32, FLOAT16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
@@ -47,9 +50,9 @@ class FileType:
     def of(self, spec: ParameterSpec) -> GGMLQuantizationType:
         """Choose the type of a weight.
 
-        It is float32 for vectors, and float16 for rows that blocks do not fill.
+        It is float32 for vectors and routers, and float16 for rows that blocks do not fill.
         """
-        if len(spec.shape) < 2:
+        if is_float32(spec):
             return FLOAT32
         chosen = self.tables if is_table(spec) else self.matrices
         return FLOAT16 if spec.shape[-1] % GGML_QUANT_SIZES[chosen][0] else chosen
@@ -94,7 +97,7 @@ def write_model(
         "general.name": name,
         "general.file_type": int(file_type.number),
         "general.quantization_version": GGML_QUANT_VERSION,
-        **{f"{architecture}.{key}": getattr(config, field) for field, key in KEYS.items()},
+        **{key: getattr(config, field) for field, key in keys_of(FAMILIES[config.family]).items()},
         **{f"{architecture}.{key}": config.head_dim for key in WIDTHS},
         f"{architecture}.vocab_size": config.vocab_size,
         **tokenizer,
@@ -119,17 +122,17 @@ def write_adapter(path: Path, config: ModelConfig, arrays: Mapping[str, np.ndarr
     modules: another factor of a module goes into its matrix B.
     """
     rows = adapter_rows(config).values()
-    ranks = {spec.hf_tensors[0].module: spec.shape[0] for spec in rows if spec.kind == "lora_a"}
+    ranks = {spec.hf_tensors[0].module: spec.shape[-2] for spec in rows if spec.kind == "lora_a"}
     alphas = {spec.hf_tensors[0].module: spec.scale * ranks[spec.hf_tensors[0].module] for spec in rows}
     alpha = next(iter(alphas.values()))
     names = {spec.hf_name: gguf_name(spec.hf_name) for spec in rows}
-    if lost := [spec.hf_name for spec in rows if len(spec.hf_tensors) != 1 or names[spec.hf_name] is None]:
+    if lost := [name for name, found in names.items() if found is None]:
         raise UserError(f"{path}: {lost[0]} has no name in a GGUF file; merge the adapter with --merge.")
     metadata = {"general.type": "adapter", "general.name": name, "adapter.type": "lora", "adapter.lora.alpha": alpha}
 
     def parts() -> Iterator[np.ndarray]:
         for spec in rows:
-            array = arrays[spec.hf_name]
+            array = joined(spec, arrays)
             if spec.kind == "lora_b":
                 array = array * np.float32(alphas[spec.hf_tensors[0].module] / alpha)
             heads = heads_of(spec, config)

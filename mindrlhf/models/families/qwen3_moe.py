@@ -16,6 +16,7 @@ FAMILY = Family(
     without=("attention_bias",),
     hf_settings={"attention_bias": False, "use_sliding_window": False},
     mindformers="Qwen3MoeConfig",
+    gguf="qwen3moe",
     experts=True,
     halves=halves,
     layer_rows=layer_rows,

@@ -11,7 +11,9 @@ from llama_cpp_python import GREEDY, TOKENIZE, run_llama_cpp, smollm_file
 from many_texts import many_texts
 from small_model import random_arrays, small_config
 
+from mindrlhf.checkpoint.gguf.write import FILE_TYPES, write_model
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
+from mindrlhf.checkpoint.hf_tensors import split
 from mindrlhf.checkpoint.local import local_model
 from mindrlhf.checkpoint.peft import read_adapter, write_adapter
 from mindrlhf.checkpoint.peft_config import Base
@@ -20,6 +22,7 @@ from mindrlhf.commands.export import TYPES
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import Llama3Scaling
 from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
+from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT
 from mindrlhf.models.parameters import adapter_rows, parameter_table
 
@@ -29,9 +32,19 @@ FAMILIES = {
     "llama": {"family": "llama", "attention_bias": False, "rope_scaling": SCALING, "rope_theta": 5e5},
     "qwen2": {"family": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"family": "qwen3", "attention_bias": False, "qk_norm": True},
+    "qwen3_moe": gguf_files.EXPERTS | {"moe_intermediate_size": 32},
 }
 GENERATION = {"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05, "do_sample": True}
-MODULES = {"self_attn.q_proj": "attn_q", "self_attn.v_proj": "attn_v", "mlp.down_proj": "ffn_down"}
+# By family: modules with adapters -> the file's tensor; of experts, one of them and its place in the tensor.
+MODULES = {
+    "llama": {"self_attn.q_proj": "attn_q", "self_attn.v_proj": "attn_v", "mlp.down_proj": "ffn_down"},
+    "qwen3_moe": {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.v_proj": "attn_v",
+        "mlp.experts.0.down_proj": ("ffn_down_exps", 0),
+        "mlp.experts.3.down_proj": ("ffn_down_exps", 3),
+    },
+}
 THINGS = ("rain", "tea", "bread", "rivers", "Paris", "dogs", "chess", "books", "ships", "bees")
 ROUNDING = {"f16": 0.05, "f32": 1e-3}  # of logits
 PROMPTS, TOKENS = 20, 16
@@ -123,6 +136,20 @@ def test_qwens_tokenizer_comes_back(shared, tmp_path):
     assert dict(back._added_tokens()) == dict(own._added_tokens())
 
 
+def test_experts_of_another_kind_are_refused(tmp_path, capsys):
+    """llama.cpp's `qwen3moe` has experts in all layers, and divides a token's weights by their sum."""
+    for change, message in (
+        ({"num_layers": 2, "mlp_only_layers": (0,)}, "1 of 2 layers have experts, and GGUF's qwen3moe has them in all"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is false, and GGUF's qwen3moe divides"),
+    ):
+        config = gguf_files.wide_config(**gguf_files.EXPERTS | change)
+        arrays = random_arrays(config)
+        tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
+        with pytest.raises(UserError, match=message):
+            write_model(tmp_path / "model.gguf", config, tensors, FILE_TYPES["f32"], {}, "tiny")
+    assert not list(tmp_path.iterdir())
+
+
 def test_modelfile(tmp_path, tokenizer):
     write_folder(tmp_path / "hf", "qwen2", tokenizer)
     assert export(tmp_path / "hf", tmp_path / "out" / "model.gguf") == 0
@@ -167,16 +194,23 @@ def test_what_is_refused(tmp_path, tokenizer, capsys):
     assert "its tokenizer cuts text as none of llama.cpp's" in capsys.readouterr().err
 
 
-@pytest.fixture
-def adapted(tmp_path, tokenizer):
-    """A Llama and an adapter over it whose modules have several ranks."""
-    config, _ = write_folder(tmp_path / "base", "llama", tokenizer)
+@pytest.fixture(params=MODULES)
+def adapted(request, tmp_path, tokenizer):
+    """A model and an adapter over it whose modules have several ranks."""
+    config, _ = write_folder(tmp_path / "base", request.param, tokenizer)
     adapter = Adapter(4, 8, False, ("q_proj", "v_proj", "down_proj"), rank_pattern={"v_proj": 2})
     config = config.model_copy(update={"adapter": adapter})
     arrays = random_arrays(config, seed=7)
-    named = {spec.hf_name: arrays[spec.name] for spec in adapter_rows(config).values()}
+    rows = adapter_rows(config).values()
+    named = {name: array for spec in rows for name, array in split(spec, arrays[spec.name])}
     write_adapter(tmp_path / "adapter", adapter, named, Base(str(tmp_path / "base"), None))
     return config, named
+
+
+def matrices(found, layer, tensor):
+    """A and B of one module in the file."""
+    name, place = tensor if isinstance(tensor, tuple) else (tensor, ...)
+    return [found[f"blk.{layer}.{name}.weight.lora_{letter}"][place] for letter in "ab"]
 
 
 def test_an_adapter_has_llama_cpps_names_scale_and_rows(tmp_path, adapted):
@@ -187,16 +221,12 @@ def test_an_adapter_has_llama_cpps_names_scale_and_rows(tmp_path, adapted):
     assert reader.fields["general.type"].contents() == "adapter"
     alpha = reader.fields["adapter.lora.alpha"].contents()
     found = {tensor.name: tensor.data for tensor in reader.tensors}
-    assert len(found) == len(arrays)
+    assert len(found) == len(adapter_rows(config))
     stored = read_adapter(tmp_path / "adapter")
     for layer in range(2):
-        for ours, theirs in (
-            ("self_attn.q_proj", "attn_q"),
-            ("self_attn.v_proj", "attn_v"),
-            ("mlp.down_proj", "ffn_down"),
-        ):
+        for ours, theirs in MODULES[config.family].items():
             name = f"model.layers.{layer}.{ours}"
-            a, b = found[f"blk.{layer}.{theirs}.weight.lora_a"], found[f"blk.{layer}.{theirs}.weight.lora_b"]
+            a, b = matrices(found, layer, theirs)
             rank, scale = stored.adapter.of(name)
             assert a.shape[0] == b.shape[1] == rank
             expected = scale * arrays[f"{name}.lora_B.weight"] @ arrays[f"{name}.lora_A.weight"]
