@@ -3,7 +3,7 @@
 NumPy has no bfloat16: such a number is the upper half of a float32, handled here as its bits in uint16.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from mindrlhf.errors import UserError
+from mindrlhf.models.parameter_spec import View
 
 StoredDtype = Literal["float32", "float16", "bfloat16"]
 
@@ -69,7 +70,7 @@ class StoredTensor:
     """One tensor of a weight file, not loaded.
 
     dtype: the stored type by its NumPy name. segments: (offset, size) in bytes, within the file; several when the
-    format cuts a large tensor into pieces.
+    format cuts a large tensor into pieces. view: the numbers of the segments that are the tensor; None if all are.
     """
 
     file: Path
@@ -77,6 +78,7 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     segments: tuple[tuple[int, int], ...]
+    view: View | None = field(default=None, kw_only=True)
 
     def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Read the tensor, or the part `index`, as a new contiguous float32 array.
@@ -93,23 +95,10 @@ class StoredTensor:
             raise UserError(f"{self.file}: tensor {self.name} cannot be read ({error}).") from error
         # As plain arrays: slices of a memmap would keep its class, and with it the whole file mapped.
         flat = np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
+        if self.view:
+            flat = flat.reshape(self.view.dims)[tuple(slice(*ends) for ends in self.view.box)]
+            flat = flat.transpose(self.view.order) if self.view.order else flat
         return decode(flat.reshape(self.shape)[index or ()], self.dtype)
-
-    def part(self, box: tuple[tuple[int, int], ...]) -> "StoredTensor":
-        """Select a part that is contiguous in the file.
-
-        All dimensions after the first one that is cut have to be whole, and those before it have one index. Raises a
-        UserError for a tensor of several segments.
-        """
-        self.check()
-        if len(self.segments) != 1:
-            raise UserError(f"{self.file}: tensor {self.name} is cut into segments; store it as safetensors.")
-        strides = [prod(self.shape[dim + 1 :]) for dim in range(len(self.shape))]
-        first = sum(start * stride for (start, _), stride in zip(box, strides, strict=True))
-        shape = tuple(stop - start for start, stop in box)
-        itemsize = STORAGE[self.dtype].itemsize
-        segment = (self.segments[0][0] + first * itemsize, prod(shape) * itemsize)
-        return replace(self, shape=shape, segments=(segment,))
 
     def check(self, shape: tuple[int, ...] | None = None) -> None:
         """Raise a UserError for a type that cannot be read, or another shape."""

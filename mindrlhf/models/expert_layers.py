@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindrlhf.models.axes import EXPERT
-from mindrlhf.models.parameter_spec import Cut, HfTensor, ParameterSpec
+from mindrlhf.models.parameter_spec import Cut, HfTensor, ParameterSpec, View
 
 FEED_FORWARD, EXPERTS = "feed_forward", "experts"
 ROUTER = "feed_forward.routed_experts.router.dense"
@@ -62,11 +62,8 @@ def _stack(model: Any, dense: ParameterSpec, name: str) -> ParameterSpec:
     joint_shape = (model.num_experts, JOINT_PARTS[joint_name] * height, width)
     names = [f"{group}.experts.{expert}.{map_name}.weight" for expert in range(model.num_experts)]
     box = tuple((0, size) for size in sizes)
-    rows = (first * height, (first + 1) * height)
-    joint = [
-        HfTensor(f"{group}.experts.{joint_name}", ((i, i + 1), *box), joint_shape, ((i, i + 1), rows, (0, width)))
-        for i in range(model.num_experts)
-    ]
+    experts = (0, model.num_experts)
+    rows = View(joint_shape, (experts, (first * height, (first + 1) * height), (0, width)))
     return replace(
         dense,
         name=f"{name}.weight",
@@ -74,5 +71,5 @@ def _stack(model: Any, dense: ParameterSpec, name: str) -> ParameterSpec:
         shape=(model.num_experts, *sizes),
         cuts=(Cut(EXPERT, 0), *(Cut(cut.axis, cut.dim + 1, cut.parts) for cut in dense.cuts)),
         pieces=tuple(HfTensor(one, ((i, i + 1), *box), sizes) for i, one in enumerate(names)),
-        joint=tuple(joint),
+        joint=(HfTensor(f"{group}.experts.{joint_name}", (experts, *box), joint_shape, rows),),
     )

@@ -27,18 +27,31 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class View:
+    """Numbers of a stored tensor that are another one.
+
+    dims: the stored shape, of which a dimension may be several here. box: (start, stop) in each of `dims`. order: of
+    the dimensions, as NumPy's `transpose` takes it; () keeps them. The other tensor's shape follows.
+    """
+
+    dims: tuple[int, ...]
+    box: tuple[tuple[int, int], ...]
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class HfTensor:
     """Tensor of a Hugging Face checkpoint that holds one box of a parameter.
 
     box: (start, stop) in each dimension of the parameter. shape: of the tensor, without the box's leading dimensions of
-    size 1 if the parameter is a stack of tensors. within: (start, stop) in each dimension of a tensor that holds other
-    boxes too; None if it holds this box alone.
+    size 1 if the parameter is a stack of tensors. view: the place of the box's numbers in a tensor that holds others
+    too, or has another order.
     """
 
     name: str
     box: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
-    within: tuple[tuple[int, int], ...] | None = None
+    view: View | None = None
 
     @property
     def module(self) -> str:

@@ -9,6 +9,7 @@ from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.weight_source import fingerprint, open_weights
 from mindrlhf.errors import UserError
+from mindrlhf.models.parameter_spec import View
 from mindrlhf.models.parameters import parameter_table
 
 LAYER = "model.layers.1.mlp"
@@ -75,7 +76,12 @@ def test_joint_tensors_of_another_shape_are_refused(tmp_path, folder, config):
         open_weights(path, wider)
 
 
-def test_a_part_of_a_tensor_in_segments_is_refused(tmp_path):
-    tensor = StoredTensor(tmp_path / "x.ckpt", "x", "float32", (4, 2), ((0, 16), (20, 16)))
-    with pytest.raises(UserError, match=r"x\.ckpt: tensor x is cut into segments"):
-        tensor.part(((1, 2), (0, 2)))
+def test_a_view_of_a_tensor_in_segments(tmp_path):
+    numbers = np.arange(24, dtype=np.float32)
+    (tmp_path / "x").write_bytes(numbers[:10].tobytes() + bytes(4) + numbers[10:].tobytes())
+    view = View((2, 3, 4), ((0, 2), (1, 3), (0, 4)), (0, 2, 1))
+    tensor = StoredTensor(tmp_path / "x", "x", "float32", (2, 4, 2), ((0, 40), (44, 56)), view=view)
+    expected = numbers.reshape(2, 3, 4)[:, 1:].swapaxes(1, 2)
+    np.testing.assert_array_equal(tensor.read(), expected)
+    part = (slice(1, 2), slice(0, 4, 2), slice(0, 2))
+    np.testing.assert_array_equal(tensor.read(part), expected[part])

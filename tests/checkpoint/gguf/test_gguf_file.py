@@ -106,7 +106,7 @@ def test_whole_file_is_read(small):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "gemma3"}, "general.architecture is 'gemma3', and qwen2, qwen3, llama, qwen3moe are read"),
+        ({"general.architecture": "gemma3"}, "is 'gemma3', and qwen2, qwen3, llama, qwen3moe are read"),
         ({"split.count": 3}, "is one of 3 parts; join them with `llama-gguf-split --merge`"),
         ({"general.type": "adapter"}, "holds a model's 'adapter', and no model"),
         ({"llama.embedding_length": None}, "lacks llama.embedding_length in its metadata"),
