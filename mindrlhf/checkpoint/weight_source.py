@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.ckpt_file import index_ckpt, write_ckpt
+from mindrlhf.checkpoint.mcore import mcore_tensor
 from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
 from mindrlhf.checkpoint.stored_tensor import STORAGE, StoredDtype, StoredTensor
 from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
@@ -139,14 +140,13 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     path = Path(path)
     stored = index_weights(path)
     table = parameter_table(config)
-    found = _tensors_in_files(path, table, stored)
+    found = _tensors_in_files(path, config, stored)
     parts: dict[str, dict[Box, StoredTensor]] = {spec.name: {} for spec in table}
     for name, tensors in found.items():
         for tensor in tensors:
             held = stored[tensor.name]
             held.check(tensor.shape)
-            held = held if tensor.within is None else held.part(tensor.within)
-            parts[name][tensor.box] = replace(held, shape=box_shape(tensor.box))
+            parts[name][tensor.box] = replace(held, shape=box_shape(tensor.box), view=tensor.view)
     unused = stored.keys() - {tensor.name for tensors in found.values() for tensor in tensors}
     _check_unused(config, stored, found, unused)
     note_unused(path, unused)
@@ -340,22 +340,23 @@ def write_weights(
         write_safetensors(path, list(shapes.items()), arrays, dtype, {"format": "ms"})
 
 
-def _tensors_in_files(
-    path: Path, table: tuple[ParameterSpec, ...], stored: Tensors
-) -> Mapping[str, tuple[HfTensor, ...]]:
+def _tensors_in_files(path: Path, config: ModelConfig, stored: Tensors) -> Mapping[str, tuple[HfTensor, ...]]:
     """Map our names to the files' tensors, in one of the naming schemes."""
+    table = parameter_table(config)
     theirs = {spec.name: spec.hf_tensors for spec in table}
     ours = {spec.name: (spec.as_tensor(spec.name),) for spec in table}
     joint = {spec.name: spec.joint or spec.hf_tensors for spec in table}
+    mcore = {spec.name: (mcore_tensor(spec, config) or spec.as_tensor(spec.name),) for spec in table}
 
     def absent(tensors: Mapping[str, tuple[HfTensor, ...]]) -> list[str]:
-        return [tensor.name for several in tensors.values() for tensor in several if tensor.name not in stored]
+        names = (tensor.name for several in tensors.values() for tensor in several)
+        return [name for name in dict.fromkeys(names) if name not in stored]
 
-    found = min((theirs, ours, joint), key=lambda tensors: len(absent(tensors)))
+    found = min((theirs, ours, joint, mcore), key=lambda tensors: len(absent(tensors)))
     missing = absent(found)
     if not missing:
         return found
-    if len(missing) == sum(map(len, found.values())):
+    if not any(tensor.name in stored for several in found.values() for tensor in several):
         example = f" (it begins with {min(stored)})" if stored else ""
         raise UserError(f"{path}: holds no weight of the model under a Hugging Face or MindFormers name{example}.")
     if missing == [HEAD]:

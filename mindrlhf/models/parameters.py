@@ -21,6 +21,7 @@ EMBEDDING = "model.tok_embeddings.embedding_weight"
 FINAL_NORM = "model.norm_out.weight"
 HEAD = "lm_head.weight"  # the same name in Hugging Face's checkpoints
 VALUE_HEAD = "value_head.weight"
+MCORE_LAYERS = "decoder.layers."  # where MindFormers' newer checkpoints have `configs.lora.LAYERS`
 
 
 def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
@@ -95,7 +96,7 @@ def decoded_rows(config: ModelConfig) -> list[ParameterSpec]:
 
 def is_layer_weight(name: str) -> bool:
     """Test for a decoder layer's weight or bias, of any model, by name."""
-    return name.startswith(LAYERS) and name.endswith((".weight", ".bias"))
+    return name.startswith((LAYERS, MCORE_LAYERS)) and name.endswith((".weight", ".bias", ".weight1", ".weight2"))
 
 
 def is_model_weight(name: str) -> bool:
