@@ -1,4 +1,4 @@
-"""Names and shapes of weights in MindFormers' newer checkpoints, those of its Megatron-style models ("mcore").
+"""Names and shapes of weights in checkpoints of MindFormers' newer models, called mcore.
 
 They are read and not written: MindFormers loads Hugging Face's folders into such models itself. Queries, keys and
 values are one tensor, cut by key-value heads; rows of gate and up alternate; experts are transposed. Files do not say

@@ -131,7 +131,7 @@ def halved(array: np.ndarray, heads: int) -> np.ndarray:
 
 
 def is_float32(spec: ParameterSpec) -> bool:
-    """Test for a weight that files have as float32 in any case: a vector or a router."""
+    """Test for a vector or a router, which files have as float32."""
     return len(spec.shape) < 2 or spec.kind in ("router", "fixed")
 
 
