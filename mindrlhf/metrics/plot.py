@@ -32,6 +32,7 @@ PANELS = (  # (title, y axis, metric); in each place, the first metric that the 
     ),
     (
         ("Calls of tools", "calls in a conversation", "tools/call_frequency"),
+        ("Load of experts", "balance; 1: all chosen alike", "actor/expert_balance"),
         ("Response length", "tokens", "response_length/mean"),
         ("Gradient norm", "before clipping", "actor/grad_norm"),
     ),
@@ -193,8 +194,8 @@ def draw_runs(
 ) -> Curves:
     """Draw reward, KL, response length and entropy by step.
 
-    For runs with tools, calls and their failures replace length and entropy; for fine-tuning, loss, held-out loss and
-    gradient norm are drawn.
+    For runs with tools, calls and their failures replace length and entropy; for models with experts, their load
+    replaces the length; for fine-tuning, loss, held-out loss and gradient norm are drawn.
     paths: `metrics.jsonl` of each run, or of the runs of each line by its name: mean and standard deviation are drawn.
     A metric that no run has gets no panel. labels: names of runs, by default the folders'. accuracy: held-out accuracy
     (before, after) of each line, 0 to 1, drawn as bars; empty: as measured. size: inches. smoothing: width in steps.

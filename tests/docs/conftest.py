@@ -91,7 +91,7 @@ DATASETS = {
 }
 # Other names of the tutorial's run.
 RUNS = (
-    *(f"out/{kind}{seed}/grpo" for kind in ("seed", "tools", "vision") for seed in range(3)),
+    *(f"out/{kind}{seed}/grpo" for kind in ("seed", "tools", "vision", "experts") for seed in range(3)),
     *(f"out/{algorithm}_seed{seed}" for algorithm in ("grpo", "rloo") for seed in range(2)),
     *("out/a", "out/b", "out/c", "out/d"),
 )
