@@ -2,10 +2,12 @@
 
     python benchmarks/llama_cpp.py CACHE
     python benchmarks/llama_cpp.py CACHE --dtype int8 --sequences 8
+    python benchmarks/llama_cpp.py CACHE --shape experts --sequences 64
 
 CACHE is a folder outside of the project. The first call builds llama.cpp there, from the source package of
 `llama-cpp-python`, with its own options for this processor, and writes the models as GGUF files (3.6 GB). Each call
-measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json. Column
+measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json. With
+`--shape experts` the model has 12 layers of 16 experts, of which 2 compute a token (763 million parameters). Column
 "others" has the cores that other processes used meanwhile, at the most: rates count only with next to none. On a busy
 machine `--processor-time` measures processor time of a decode step on one thread, as the difference of two runs.
 """
@@ -29,13 +31,22 @@ TARGETS = ("llama-batched-bench", "llama-quantize")
 # Ours -> the type of llama.cpp's file.
 TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 SEQUENCES, TOKENS, THREADS = (8, 64), 64, 2
-GOALS = {8: 1.0, 64: 1.5}  # our tokens per second over theirs
+GOALS = {"dense": {8: 1.0, 64: 1.5}, "experts": {8: 1.0, 64: 1.0}}  # by shape: our tokens per second over theirs
+# Qwen2.5-0.5B; and the same width, with experts of a quarter of its inner columns.
+SIZES = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_heads": 14, "num_kv_heads": 2}
+SIZES |= {"head_dim": 64, "rope_theta": 1e6, "tie_word_embeddings": True, "max_position_embeddings": 32768}
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 1216, "norm_topk_prob": True}
+SHAPES = {
+    "dense": {"family": "qwen2", "attention_bias": True, "num_layers": 24},
+    "experts": {"family": "qwen3_moe", "attention_bias": False, "qk_norm": True, "num_layers": 12, **EXPERTS},
+}
 SHORT, LONG, SHORT_PROMPT = 4, 16, 16  # tokens of the two runs of `--processor-time`
 
 
 class Load(NamedTuple):
     """Work of one run."""
 
+    shape: str
     dtype: str
     sequences: int
     prompt: int = TOKENS
@@ -46,6 +57,7 @@ class Load(NamedTuple):
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, help="folder of the build, the models and the results")
+    parser.add_argument("--shape", choices=SHAPES, default=next(iter(SHAPES)), help="of the model; default: dense")
     parser.add_argument("--dtype", action="append", choices=TYPES, help="numbers of the weights; default: all")
     parser.add_argument("--sequences", action="append", type=int, help=f"at a time; default: {SEQUENCES}")
     parser.add_argument("--processor-time", action="store_true", help="measure processor time in place of rates")
@@ -53,22 +65,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def qwen():
-    """Return Qwen2.5-0.5B's architecture."""
+def model_of(shape: str):
+    """Return the architecture of a shape."""
     from mindrlhf.configs.model import ModelConfig
 
-    return ModelConfig(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_layers=24,
-        num_heads=14,
-        num_kv_heads=2,
-        head_dim=64,
-        rope_theta=1e6,
-        attention_bias=True,
-        tie_word_embeddings=True,
-    )
+    return ModelConfig(**SIZES | SHAPES[shape])
 
 
 def source(cache: Path) -> Path:
@@ -101,39 +102,22 @@ def names(model) -> dict[str, str]:
     return {name: spec.name for name, spec in named_rows(model, "the model").items()}
 
 
-def model_file(cache: Path, dtype: str) -> Path:
+def model_file(cache: Path, shape: str, dtype: str) -> Path:
     """Write the random weights, or convert them; returns the file."""
-    file = cache / f"model-{dtype}.gguf"
+    file = cache / f"{shape}-{dtype}.gguf"
     if file.exists():
         return file
     if dtype != "float32":
-        convert = (build(cache) / "llama-quantize", model_file(cache, "float32"), file, TYPES[dtype])
+        convert = (build(cache) / "llama-quantize", model_file(cache, shape, "float32"), file, TYPES[dtype])
         subprocess.run(tuple(map(str, convert)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return file
-    import gguf
+    from mindrlhf.checkpoint.gguf.write import FILE_TYPES, write_model
+    from mindrlhf.models.initialize import random_tensor
+    from mindrlhf.models.parameters import parameter_table
 
-    from mindrlhf import backend
-    from mindrlhf.checkpoint.weights import Weights
-
-    model = qwen()
-    parameters = Weights(None, model, seed=0).parameters()
-    writer = gguf.GGUFWriter(file, "qwen2")
-    writer.add_block_count(model.num_layers)
-    writer.add_context_length(32768)
-    writer.add_embedding_length(model.hidden_size)
-    writer.add_feed_forward_length(model.intermediate_size)
-    writer.add_head_count(model.num_heads)
-    writer.add_head_count_kv(model.num_kv_heads)
-    writer.add_rope_freq_base(model.rope_theta)
-    writer.add_layer_norm_rms_eps(model.rms_norm_eps)
-    writer.add_vocab_size(model.vocab_size)
-    writer.add_tokenizer_model("none")
-    for theirs, ours in names(model).items():
-        writer.add_tensor(theirs, backend.read(parameters[ours]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    model = model_of(shape)
+    tensors = ((spec, random_tensor(spec, model, 0)) for spec in parameter_table(model))
+    write_model(file, model, tensors, FILE_TYPES["f32"], {"tokenizer.ggml.model": "none"}, shape)
     return file
 
 
@@ -143,7 +127,7 @@ def theirs(cache: Path, load: Load) -> dict[str, float]:
     sizes = {"-npp": load.prompt, "-ntg": load.tokens, "-npl": load.sequences, "-c": positions}
     threads = {"-t": load.threads, "-tb": load.threads, "-b": 2048, "-ub": 512}
     options = [str(part) for pair in (sizes | threads).items() for part in pair]
-    program, model = str(build(cache) / TARGETS[0]), str(model_file(cache, load.dtype))
+    program, model = str(build(cache) / TARGETS[0]), str(model_file(cache, load.shape, load.dtype))
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     output = run((program, "-m", model, *options, "--output-format", "jsonl"))
     row = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
@@ -183,8 +167,8 @@ def measure_ours(cache: Path, load: Load) -> dict[str, float]:
     from mindrlhf.types import Prompt
 
     launch("CPU")
-    model = qwen()
-    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(model_file(cache, "float32")).tensors}
+    model = model_of(load.shape)
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(model_file(cache, load.shape, "float32")).tensors}
     known = {name: tensors[stored] for stored, name in names(model).items()}
     parameters = build_parameters(parameter_table(model), lambda spec: np.array(known[spec.name]))
     float32 = load.dtype == "float32"
@@ -204,21 +188,29 @@ def measure_ours(cache: Path, load: Load) -> dict[str, float]:
     return rates | {"processor_s": spent}
 
 
-def step_time(cache: Path, side: Callable[[Path, Load], dict[str, float]], dtype: str, count: int) -> float:
+def step_time(cache: Path, side: Callable[[Path, Load], dict[str, float]], load: Load) -> float:
     """Measure milliseconds of one thread for a decode step."""
-    runs = (side(cache, Load(dtype, count, SHORT_PROMPT, tokens, threads=1)) for tokens in (SHORT, LONG))
+    given = load._replace(prompt=SHORT_PROMPT, threads=1)
+    runs = (side(cache, given._replace(tokens=tokens)) for tokens in (SHORT, LONG))
     short, long = (run["processor_s"] for run in runs)
     return 1000 * (long - short) / (LONG - SHORT)
+
+
+def key(load: Load) -> str:
+    """Name a load in the results."""
+    return f"{load.dtype} {load.sequences}" if load.shape == "dense" else f"{load.shape} {load.dtype} {load.sequences}"
 
 
 def table(results: dict[str, dict]) -> str:
     """Describe all results: tokens per second of generation with their goals, and processor time of a step."""
     head = "| weights | sequences | llama.cpp tokens/s | ours | ours / llama.cpp | goal | others |"
     lines = [f"{head} llama.cpp ms | ours | llama.cpp / ours |", "|" + " --- |" * 10]
-    for dtype, count in ((dtype, count) for dtype in TYPES for count in SEQUENCES):
-        found = results.get(f"{dtype} {count}")
+    loads = (Load(shape, dtype, count) for shape in SHAPES for dtype in TYPES for count in SEQUENCES)
+    for load in loads:
+        found = results.get(key(load))
         if found:
             their, our = found["llama.cpp"], found["ours"]
+            dtype, count = load.dtype, load.sequences
             kind, rates, times = dtype if dtype != "int8" else "int8, Q8_0", "- | - | -", "- | - | -"
             others = max((side["others"] for side in found.values() if "others" in side), default=0.0)
             if "generation" in our:
@@ -226,7 +218,9 @@ def table(results: dict[str, dict]) -> str:
                 rates = f"{their_rate:.0f} | {our_rate:.0f} | {our_rate / their_rate:.2f}"
             if "step_ms" in our:
                 times = f"{their['step_ms']:.0f} | {our['step_ms']:.0f} | {their['step_ms'] / our['step_ms']:.2f}"
-            lines.append(f"| {kind} | {count} | {rates} | {GOALS[count]:.1f} | {others:.1f} | {times} |")
+            kind = kind if load.shape == "dense" else f"{kind}, {load.shape}"
+            goal = GOALS[load.shape][count]
+            lines.append(f"| {kind} | {count} | {rates} | {goal:.1f} | {others:.1f} | {times} |")
     return "\n".join(lines)
 
 
@@ -239,14 +233,15 @@ def main(argv: list[str] | None = None) -> int:
     file = args.cache / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
     for dtype, count in ((dtype, count) for dtype in args.dtype or TYPES for count in args.sequences or SEQUENCES):
-        model_file(args.cache, dtype)
-        known = results.setdefault(f"{dtype} {count}", {})
+        load = Load(args.shape, dtype, count)
+        model_file(args.cache, args.shape, dtype)
+        known = results.setdefault(key(load), {})
         for name, side in (("ours", ours), ("llama.cpp", theirs)):
             own, start = known.setdefault(name, {}), Moment.now()
             if args.processor_time:
-                own["step_ms"] = step_time(args.cache, side, dtype, count)
+                own["step_ms"] = step_time(args.cache, side, load)
             else:
-                own |= side(args.cache, Load(dtype, count))
+                own |= side(args.cache, load)
                 own["others"] = Moment.now().cores_since(start)[1]
         file.write_text(json.dumps(results, indent=1))
     print(table(results))

@@ -11,8 +11,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import llama_cpp
 
 
-def test_each_weight_has_a_name_in_the_file():
-    model = llama_cpp.qwen()
+@pytest.mark.parametrize("shape", llama_cpp.SHAPES)
+def test_each_weight_has_a_name_in_the_file(shape):
+    model = llama_cpp.model_of(shape)
     assert set(llama_cpp.names(model).values()) == {spec.name for spec in parameter_table(model)}
 
 
@@ -28,7 +29,7 @@ def test_the_table_has_ratios_of_generation():
 
 def test_sides_are_measured_one_after_the_other_and_join_earlier_figures(monkeypatch, tmp_path, capsys):
     order = []
-    monkeypatch.setattr(llama_cpp, "model_file", lambda cache, dtype: order.append(dtype))
+    monkeypatch.setattr(llama_cpp, "model_file", lambda cache, shape, dtype: order.append((shape, dtype)))
     for side, rate in (("ours", 30.0), ("theirs", 20.0)):
 
         def measured(cache, load, side=side, rate=rate):
@@ -38,14 +39,18 @@ def test_sides_are_measured_one_after_the_other_and_join_earlier_figures(monkeyp
         monkeypatch.setattr(llama_cpp, side, measured)
     for dtype in ("float32", "bfloat16"):
         assert llama_cpp.main([str(tmp_path), "--dtype", dtype, "--sequences", "8"]) == 0
-    assert order[-3:] == ["bfloat16", ("ours", "bfloat16", 8), ("theirs", "bfloat16", 8)]
+    assert order[-3:] == [("dense", "bfloat16"), ("ours", "bfloat16", 8), ("theirs", "bfloat16", 8)]
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert [row.split(" | ")[0] for row in rows] == ["| float32", "| bfloat16"]
     assert "| 20 | 30 | 1.50 | 1.0 |" in rows[0]
+    assert llama_cpp.main([str(tmp_path), "--shape", "experts", "--dtype", "float32", "--sequences", "64"]) == 0
+    *_, dense, row = capsys.readouterr().out.splitlines()
+    assert dense.startswith("| bfloat16 | 8 |")
+    assert row.startswith("| float32, experts | 64 | 20 | 30 | 1.50 | 1.0 |")
 
 
 def test_processor_time_of_a_step_leaves_out_what_both_runs_have(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(llama_cpp, "model_file", lambda cache, dtype: None)
+    monkeypatch.setattr(llama_cpp, "model_file", lambda cache, shape, dtype: None)
     for side, step_s in (("ours", 0.25), ("theirs", 0.5)):
         monkeypatch.setattr(
             llama_cpp, side, lambda cache, load, step_s=step_s: {"processor_s": 7.0 + step_s * load.tokens}
