@@ -1,24 +1,31 @@
 #!/usr/bin/env bash
 # Makes .venv in the project's folder and installs the project there; done once, it returns at once.
 #
-#   bash scripts/setup.sh [--dev]
+#   bash scripts/setup.sh [--dev] [--mindspore VERSION]
 #
-# --dev   also what the tests and the documentation need (pytest, ruff, MindFormers, MkDocs)
+# --dev        also what the tests and the documentation need (pytest, ruff, MindFormers, MkDocs)
+# --mindspore  in place of constraints.txt's version, from now on; without MindFormers, which installs alongside that one only
 #
-# The versions are those of constraints.txt.
+# All other versions are those of constraints.txt.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$root/.venv
 
-case "${1:-}" in
-    "") extra="" ;;
-    --dev) extra="dev" ;;
-    *) echo "setup.sh: unknown option $1; the only one is --dev" >&2; exit 2 ;;
-esac
+dev="" mindspore=$(cat "$venv/mindspore" 2>/dev/null || true)
+while (($#)); do
+    case "$1=${2-}" in
+        --dev=*) dev=dev ;;
+        --mindspore=[1-9]*) mindspore=$2; shift ;;
+        *) echo "setup.sh: $1 ${2-} is not understood; give --dev or --mindspore VERSION" >&2; exit 2 ;;
+    esac
+    shift
+done
+extra=${dev:+${mindspore:+tests}}
+extra=${extra:-$dev}
 
 # What an installation was made from. The folder counts too: the commands in .venv hold its path.
-source="$root $(cat "$root/setup.py" "$root/constraints.txt" | cksum)"
+source="$root $mindspore $(cat "$root/setup.py" "$root/constraints.txt" | cksum)"
 
 # installed NAME: whether .venv runs, and holds what is asked for, from today's files.
 installed() {
@@ -41,7 +48,7 @@ find_python() {
     return 1
 }
 
-if installed "${extra:-base}" || installed dev; then
+if installed "${extra:-base}" || installed dev || installed tests; then
     exit 0
 fi
 
@@ -60,10 +67,16 @@ fi
 
 echo "setup: installing the project${extra:+ and what its tests need}"
 cd "$root"
+constraints=constraints.txt
+if [[ -n "$mindspore" ]]; then
+    constraints=$venv/constraints.txt
+    sed "s/^mindspore==.*/mindspore==$mindspore/; /^mindformers==/d" constraints.txt >"$constraints"
+fi
 # Without byte code, which takes a third of the time: Python makes it for what it imports, a small part. Here for what
 # every run imports, because containers often tell Python to write none: each start would be seconds longer.
 "$venv/bin/python" -m pip --disable-pip-version-check install --no-compile \
-    --constraint constraints.txt --editable ".${extra:+[$extra]}"
+    --constraint "$constraints" --editable ".${extra:+[$extra]}"
 PYTHONDONTWRITEBYTECODE="" "$venv/bin/python" -c "import mindrlhf.cli, mindrlhf.trainer.build"
+echo "$mindspore" >"$venv/mindspore"
 echo "$source" >"$venv/installed-${extra:-base}"
 echo "setup: done in $SECONDS s"

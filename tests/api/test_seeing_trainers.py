@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from seeing_task import COLOURS, make_seeing_task
-from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor
 
 from mindrlhf import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer, UserError
 from mindrlhf.checkpoint.hf import read_hf_config
@@ -159,8 +158,11 @@ class Processor:
     """Tokenizer and preparation of images in one object, saved as a processor of transformers is."""
 
     def __init__(self, folder, **pixels):
-        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        self.image_processor = Qwen2VLImageProcessor.from_pretrained(folder, **pixels)
+        transformers = pytest.importorskip(
+            "transformers", reason="transformers, which comes with MindFormers, is absent"
+        )
+        self.tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        self.image_processor = transformers.Qwen2VLImageProcessor.from_pretrained(folder, **pixels)
 
     def save_pretrained(self, folder):
         self.tokenizer.save_pretrained(folder)
