@@ -7,7 +7,7 @@
 CACHE is a folder outside of the project. The first call builds llama.cpp there, from the source package of
 `llama-cpp-python`, with its own options for this processor, and writes the models as GGUF files (3.6 GB). Each call
 measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json. With
-`--shape experts` the model has 12 layers of 16 experts, of which 2 compute a token (763 million parameters). Column
+`--shape experts` the model has 12 layers of 16 experts, of which 2 compute a token (786 million parameters). Column
 "others" has the cores that other processes used meanwhile, at the most: rates count only with next to none. On a busy
 machine `--processor-time` measures processor time of a decode step on one thread, as the difference of two runs.
 """
