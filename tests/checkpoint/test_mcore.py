@@ -7,6 +7,7 @@ from safetensors.numpy import load_file, save_file
 from small_model import EXPERTS, random_arrays, small_config
 
 from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.checkpoint.hf_tensors import split
 from mindrlhf.checkpoint.weight_source import fingerprint, open_weights
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
@@ -103,3 +104,46 @@ def test_what_does_not_fit_is_refused(tmp_path, model):
         save_file(changed, tmp_path / "changed.safetensors")
         with pytest.raises(UserError, match=message):
             open_weights(tmp_path / "changed.safetensors", config)
+
+
+def theirs(model, config, hf: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What MindFormers' converters of a model make of a Hugging Face checkpoint."""
+    from mindformers.parallel_core.transformer_config import TransformerConfig
+
+    sizes = {"num_layers": config.num_layers, "hidden_size": config.hidden_size, "kv_channels": config.head_dim}
+    heads = {"num_attention_heads": config.num_heads, "num_query_groups": config.num_kv_heads}
+    experts = {"num_moe_experts": config.num_experts, "moe_ffn_hidden_size": config.moe_intermediate_size}
+    known = sizes | heads | (experts if config.num_experts else {})
+    described = TransformerConfig(**known, add_bias_linear=False)
+    stored = {}
+    for converter in model.weight_converters:
+        if hasattr(converter, "set_model_config"):
+            converter.set_model_config(described)
+            converter.optimizer_parallel_size = 1
+        for layer in range(config.num_layers if "{}" in converter.hf_names[0] else 1):
+            given = {}
+            for name in converter.hf_names:
+                if name.count("{}") == 2:  # all experts of a layer, one below the other
+                    rows = [hf[name.format(layer, expert)] for expert in range(config.num_experts)]
+                    given[name.format(layer, 0)] = np.concatenate(rows)
+                elif name.format(layer) in hf:
+                    given[name.format(layer)] = hf[name.format(layer)]
+            stored |= converter(given) or {}
+    return stored
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "experts"])
+def test_a_checkpoint_of_mindformers_own_conversion_is_read(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # importing mindformers writes a log folder into the current one
+    pytest.importorskip("mindformers")
+    from mindformers.models.qwen3.utils import Qwen3PreTrainedModel
+    from mindformers.models.qwen3_moe.utils import Qwen3MoePreTrainedModel
+
+    config = small_config(**MODELS[kind] | {"decoder_sparse_step": 1, "tie_word_embeddings": False})
+    arrays = random_arrays(config)
+    hf = {name: array for spec in parameter_table(config) for name, array in split(spec, arrays[spec.name])}
+    stored = theirs(Qwen3MoePreTrainedModel if config.num_experts else Qwen3PreTrainedModel, config, hf)
+    save_file({name: np.ascontiguousarray(array) for name, array in stored.items()}, tmp_path / "mcore.safetensors")
+    source = open_weights(tmp_path / "mcore.safetensors", config)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(source.read(name), array, err_msg=name)
