@@ -101,6 +101,7 @@ setup(
         "trackers": ["wandb", "swanlab", "mlflow>=3", "trackio"],
         # Alongside a program for TRL: rows as `datasets.Dataset`, `LoraConfig`, tokenizers as `processing_class`.
         "trl": ["trl>=1.0", "datasets>=4", "peft>=0.17", "transformers>=4.57"],
+        "mindformers": ORACLE,  # its model as a second opinion in `mindrlhf acceptance`
         "digits": ["scikit-learn>=1.3"],  # `mindrlhf synthesize --task digits`
         "ray": ["ray>=2.40,<3"],  # `mindrlhf launch --with ray`
         "types": ["mypy>=2.4,<2.5"],  # another version finds other mistakes

@@ -27,6 +27,7 @@ def all_checks(device: Device, level: Level, ranks: int) -> list[Check]:
     from mindrlhf.acceptance.layers import layer_checks
     from mindrlhf.acceptance.models import model_checks
     from mindrlhf.acceptance.operators import operator_checks
+    from mindrlhf.acceptance.oracle import oracle_checks
     from mindrlhf.acceptance.ranks import rank_checks
     from mindrlhf.acceptance.runs import run_checks
     from mindrlhf.acceptance.swap import memory_checks
@@ -39,6 +40,7 @@ def all_checks(device: Device, level: Level, ranks: int) -> list[Check]:
         *memory_checks(),
         *layer_checks(dtypes),
         *model_checks(dtypes),
+        *oracle_checks(dtypes),
     ]
     for count in sorted({1, ranks}):
         checks += rank_checks(activations, count)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from mindrlhf.units import GIB
 from mindrlhf.version import __version__
 
 PACKAGES = ("mindspore", "numpy")
+ORACLE = "mindformers"
 ROOT = Path("/usr/local/Ascend")
 DRIVER = ("driver/version.info", "firmware/version.info")
 # Below the folder of the toolkit, from the newest layout to the oldest.
@@ -36,6 +38,7 @@ def machine_facts(device: Device) -> dict[str, str]:
         "python": platform.python_version(),
     }
     facts |= {name: metadata.version(name) for name in PACKAGES}
+    facts[ORACLE] = metadata.version(ORACLE) if find_spec(ORACLE) else "not installed: no second opinion"
     facts |= {"system": platform.platform(), "processor": _processor()}
     facts["cores and memory"] = f"{len(os.sched_getaffinity(0))}, {memory:.1f} GiB"
     for name in DRIVER:

@@ -3,10 +3,11 @@
 Rows after each half, an update, and generation.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from mindrlhf import backend
 from mindrlhf.acceptance.checks import TOLERANCES, Check, Finding, Trial, compared, tolerance_of
@@ -23,6 +24,7 @@ from mindrlhf.models.halves import ALL_ROWS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 from mindrlhf.training.optimizer import AdamW
@@ -86,26 +88,36 @@ def check_rows(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
     yield compared("logits", found[-1][kept], model.logits(rows).value[kept], tolerance)
 
 
-def check_update(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
-    """Check an update through the graphs of training.
+class Pass(NamedTuple):
+    """What a model computes of sequences: log-probs of all tokens, their mean negative, and its gradients by name."""
 
-    Log-probs, loss, each gradient, and the change of each weight.
-    """
-    config = tiny_models()[family]
-    weights = tiny_weights(config, family)
-    groups = groups_of(family, config.vocab_size)
-    tokens = sum(len(response) for group in groups for response in group.responses)
+    log_probs: np.ndarray
+    loss: np.ndarray
+    gradients: dict[str, np.ndarray]
+
+
+def exact_pass(config: ModelConfig, weights: Mapping[str, np.ndarray], groups: Sequence[SequenceGroup]) -> Pass:
+    """Compute the pass of the responses in float64."""
     model = Reference(config, weights)
     log_probs = [
         model.log_probs(rows_of(group.prompt_ids, response), response, TEMPERATURE)
         for group in groups
         for response in group.responses
     ]
+    tokens = sum(one.value.size for one in log_probs)
     loss = sum((-one.sum() * (1.0 / tokens) for one in log_probs), Node(0.0))
-    specs = [spec for spec in parameter_table(config) if spec.trains]
-    expected = dict(
-        zip([spec.name for spec in specs], gradients(loss, 1.0, [model[spec.name] for spec in specs]), strict=True)
+    names = [spec.name for spec in parameter_table(config) if spec.trains]
+    slopes = gradients(loss, 1.0, [model[name] for name in names])
+    return Pass(
+        np.concatenate([one.value for one in log_probs]), np.array(loss.value), dict(zip(names, slopes, strict=True))
     )
+
+
+def own_update(
+    config: ModelConfig, weights: Mapping[str, np.ndarray], groups: Sequence[SequenceGroup], dtype: str, trial: Trial
+) -> tuple[Pass, Mapping[str, Parameter]]:
+    """Update through the graphs of training; returns the pass, and the parameters behind the update."""
+    specs = [spec for spec in parameter_table(config) if spec.trains]
     decoder, parameters = open_decoder(config, weights, dtype, trial)
     optimizer = AdamW(OPTIMIZER, [parameters[spec.name] for spec in specs], specs, operators=decoder.operators)
     found: dict[str, np.ndarray] = {}
@@ -116,15 +128,36 @@ def check_update(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
 
     head = PolicyLogProbs(decoder, TEMPERATURE)
     updater = Updater(head, NEGATIVE_LOG_LIKELIHOOD, optimizer, TrainSettings(length_bucket=BUCKET), keep)
+    tokens = sum(len(response) for group in groups for response in group.responses)
     share = [tuple(np.full(len(one), 1 / tokens, np.float32) for one in group.responses) for group in groups]
     update = updater(groups, OPTIMIZER.lr, weights=share)
-    tolerance = TOLERANCES[dtype]["model"]
     rows = [row for group in update.outputs for row in group]
-    yield compared("log-probs", np.concatenate(rows), np.concatenate([one.value for one in log_probs]), tolerance)
-    yield compared("loss", np.array(update.loss), loss.value, tolerance)
-    for name, gradient in expected.items():
-        yield compared(f"gradient of {name}", found[name], gradient, tolerance_of(name, tolerance))
-    updated = {name: np.asarray(weights[name], np.float64) for name in expected}
+    return Pass(np.concatenate(rows), np.array(update.loss), found), parameters
+
+
+def compared_passes(whose: str, found: Pass, answer: Pass, tolerance: float) -> Iterator[Finding]:
+    """Compare log-probs, loss and each gradient. whose: words before each part."""
+    yield compared(f"{whose}log-probs", found.log_probs, answer.log_probs, tolerance)
+    yield compared(f"{whose}loss", found.loss, answer.loss, tolerance)
+    for name, gradient in answer.gradients.items():
+        part = f"{whose}gradient of {name}"
+        yield compared(part, found.gradients[name], gradient, tolerance_of(name, tolerance))
+
+
+def check_update(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
+    """Check an update through the graphs of training.
+
+    Log-probs, loss, each gradient, and the change of each weight.
+    """
+    config = tiny_models()[family]
+    weights = tiny_weights(config, family)
+    groups = groups_of(family, config.vocab_size)
+    expected = exact_pass(config, weights, groups)
+    found, parameters = own_update(config, weights, groups, dtype, trial)
+    yield from compared_passes("", found, expected, TOLERANCES[dtype]["model"])
+    specs = [spec for spec in parameter_table(config) if spec.trains]
+    tolerance = TOLERANCES[dtype]["model"]
+    updated = {name: np.asarray(weights[name], np.float64) for name in expected.gradients}
     adam = AdamSettings(
         rate=OPTIMIZER.lr,
         beta1=OPTIMIZER.beta1,
@@ -133,7 +166,7 @@ def check_update(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
         decay=OPTIMIZER.weight_decay,
         max_norm=OPTIMIZER.max_grad_norm,
     )
-    adam.apply(expected, {}, updated, {spec.name: spec.decays for spec in specs}, 1)
+    adam.apply(expected.gradients, {}, updated, {spec.name: spec.decays for spec in specs}, 1)
     for name, weight in updated.items():
         moved = np.asarray(backend.read(parameters[name]), np.float64) - weights[name]
         yield compared(f"update of {name}", moved, weight - weights[name], tolerance_of(name, tolerance))

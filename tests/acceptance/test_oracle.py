@@ -1,0 +1,45 @@
+"""MindFormers as a second opinion in the kit: it agrees, and a difference says whose it is."""
+
+import pytest
+
+from mindrlhf.acceptance import oracle
+from mindrlhf.acceptance.checks import Trial
+from mindrlhf.backend.devices import find_device
+from mindrlhf.backend.process.launch import launch
+from mindrlhf.models.parameters import parameter_table
+
+
+@pytest.fixture
+def trial(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # importing mindformers writes a log folder
+    pytest.importorskip("mindformers")
+    launch("CPU")
+    return Trial(find_device("CPU"), tmp_path)
+
+
+def test_mindformers_agrees_with_float64_and_ours(trial):
+    findings = list(oracle.check_oracle("float32", trial))
+    assert [one.part for one in findings if not one.passed] == []
+    count = len(parameter_table(oracle.tiny_models()["qwen2"])) + 2
+    for whose in ("MindFormers and float64: ", "ours and MindFormers: "):
+        assert sum(one.part.startswith(whose) for one in findings) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "failed"),
+    [
+        ("own_update", ["ours and MindFormers: loss"]),
+        ("theirs", ["MindFormers and float64: loss", "ours and MindFormers: loss"]),
+    ],
+)
+def test_a_difference_says_whose_it_is(trial, monkeypatch, name, failed):
+    real = getattr(oracle, name)
+
+    def wrong(*given, **options):
+        found = real(*given, **options)
+        one, *rest = found if name == "own_update" else (found,)
+        changed = one._replace(loss=one.loss * 1.001)
+        return (changed, *rest) if rest else changed
+
+    monkeypatch.setattr(oracle, name, wrong)
+    assert [one.part for one in oracle.check_oracle("float32", trial) if not one.passed] == failed
