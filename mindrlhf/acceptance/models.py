@@ -89,7 +89,7 @@ def check_rows(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
 
 
 class Pass(NamedTuple):
-    """What a model computes of sequences: log-probs of all tokens, their mean negative, and its gradients by name."""
+    """Log-probs of tokens, their mean negative, and its gradients by parameter."""
 
     log_probs: np.ndarray
     loss: np.ndarray
@@ -116,7 +116,10 @@ def exact_pass(config: ModelConfig, weights: Mapping[str, np.ndarray], groups: S
 def own_update(
     config: ModelConfig, weights: Mapping[str, np.ndarray], groups: Sequence[SequenceGroup], dtype: str, trial: Trial
 ) -> tuple[Pass, Mapping[str, Parameter]]:
-    """Update through the graphs of training; returns the pass, and the parameters behind the update."""
+    """Update through the graphs of training.
+
+    Returns the pass, and the parameters behind the update.
+    """
     specs = [spec for spec in parameter_table(config) if spec.trains]
     decoder, parameters = open_decoder(config, weights, dtype, trial)
     optimizer = AdamW(OPTIMIZER, [parameters[spec.name] for spec in specs], specs, operators=decoder.operators)

@@ -33,6 +33,7 @@ FLAGS_ELSEWHERE = {
         "--processes",
         "--slow",
         "--dev",
+        "--mindspore",
         "--help",
         "--check",
         "--dry-run",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from slow_cases import few_of
 
 from mindrlhf.environments import pool as pools
 from mindrlhf.environments.pool import EnvironmentPool
@@ -70,8 +71,11 @@ HURTING = {
 }
 
 
-@pytest.mark.parametrize("environment", [True, False])
-@pytest.mark.parametrize("whom", HURTING)
+EITHER = [(whom, environment) for whom in HURTING for environment in (True, False)]
+WAITS = ("a stopped server", True)  # as without an environment, for as long
+
+
+@pytest.mark.parametrize(("whom", "environment"), few_of([one for one in EITHER if one != WAITS], [WAITS]))
 def test_others_go_on(hostile, monkeypatch, whom, environment):
     """Those that have begun, and those that begin afterwards; nothing of the hurting ones is left."""
     monkeypatch.setattr(pools, "BEGIN_S", 1.0)

@@ -16,10 +16,10 @@ def run_script(name: str, folder: Path, *arguments: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1100)
 
 
-def assert_refused(name: str, folder: Path, arguments: list[str], message: str) -> None:
-    """A wrong option is refused with `message` and the names of the options, before anything is done."""
+def assert_refused(name: str, folder: Path, arguments: list[str], message: str, first: str = "--tasks NAMES") -> None:
+    """A wrong option is refused with `message` and the options, from `first` on, before anything is done."""
     done = run_script(name, folder, *arguments)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"{name}: {message}; give --tasks NAMES")
+    assert done.stderr.startswith(f"{name}: {message}; give {first}")
     assert done.stdout == ""
     assert list(folder.iterdir()) == []

@@ -25,7 +25,6 @@ FEW = {
     2: [
         Case(THREE, EXPERTS, replays=True),
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
-        Case({TP: 2} | SEQUENCE, DROPOUT),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
     ]
 }
@@ -43,6 +42,7 @@ MANY = {
         Case({DP: 2} | SHARED, ADAPTER),
         Case({TP: 2} | SEQUENCE | CUT, TIED | ADAPTER),
         Case({TP: 2}, DROPOUT),
+        Case({TP: 2} | SEQUENCE, DROPOUT),
         Case({PP: 2}, DROPOUT),
         Case({DP: 2}, DROPOUT),
         Case({DP: 2}, EXPERTS),

@@ -20,7 +20,7 @@ SCRIPT = "staleness_curves.sh"
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_done(tmp_path, arguments, message):
-    assert_refused(SCRIPT, tmp_path, arguments, message)
+    assert_refused(SCRIPT, tmp_path, arguments, message, "--seeds NUMBERS")
 
 
 @pytest.mark.slow

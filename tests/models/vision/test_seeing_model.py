@@ -93,7 +93,7 @@ def test_a_prompt_with_images_is_shared_by_its_answers(seeing, run):
             np.testing.assert_allclose(own, stored[end : end + known], rtol=0, atol=5e-5)
 
 
-@pytest.fixture(scope="module", params=["composed", "fused"])
+@pytest.fixture(scope="module", params=[pytest.param("composed", marks=pytest.mark.slow), "fused"])
 def update(request, seeing):
     """A subject after one update on the stored sequences, and the update."""
     operators = COMPOSED if request.param == "composed" else request.getfixturevalue("fused")
