@@ -126,30 +126,35 @@ class Bench:
         with scripted(self.script.numbers(with_calls=partner is not None), self.samples):
             start = Moment.now()
             groups = self.engine.generate(self.prompts, self.samples, step=0, partner=partner)
-            rewards = partner.rewards() if partner else np.zeros(0)
+            rewards = partner.rewards() if partner else []
             end = Moment.now()
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         if [len(rollout.response_ids) for rollout in rollouts] != self.script.lengths.tolist():
             raise RuntimeError(f"{side}: a response has not the tokens that it should have")
         made = partner.statistics.calls - partner.statistics.failures if partner else 0
-        if (partner and made != self.script.calls.size) or np.isfinite(rewards).any() != (side == "environment"):
+        if (partner and made != self.script.calls.size) or any(map(given, rewards)) != (side == "environment"):
             raise RuntimeError(f"{side}: calls have failed, or rewards are not those of the environment")
         return end.clock - start.clock, end.cores_since(start)[1]
+
+
+def given(reward: float | None) -> bool:
+    """Test for a reward that an environment has computed."""
+    return reward is not None and np.isfinite(reward)
 
 
 @contextlib.contextmanager
 def scripted(numbers: np.ndarray, samples: int) -> Iterator[None]:
     """Give the engine these random numbers, by response."""
-    from mindrlhf.rollout import session
+    from mindrlhf.rollout import slots
 
     def scripted_numbers(seed, step, prompt_id, sample, position):
         return numbers[(prompt_id * samples + sample)[:, 0]]
 
-    known, session.uniform = session.uniform, scripted_numbers
+    known, slots.uniform = slots.uniform, scripted_numbers
     try:
         yield
     finally:
-        session.uniform = known
+        slots.uniform = known
 
 
 def main() -> int:

@@ -9,7 +9,9 @@ from workers import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from conversations import FIRST, LAST, Script
+from conversations import FIRST, LAST, Script, scripted
+
+from mindrlhf.rollout import slots
 
 SCRIPT = ROOT / "benchmarks" / "conversations.py"
 SMALL = "--hidden 32 --layers 2 --intermediate 48 --bpe-vocab 300 --dataset-size 2 --prompts 2 --num-generations 3"
@@ -25,6 +27,14 @@ def test_turns_end_where_the_script_says():
             turns = np.diff([-1, *ends]) - np.array([0, 4, 4])[: calls + 1]  # behind a call are the answer's tokens
             assert calls == 0 or (turns.min() >= 3 and turns.max() <= 6)
     assert len(set(script.lengths)) > 1
+
+
+def test_the_engine_draws_with_the_script_s_numbers():
+    known, numbers = slots.uniform, np.arange(12, dtype=np.float32).reshape(6, 2)
+    with scripted(numbers, samples=3):
+        found = slots.uniform(0, 0, np.array([[1], [0]]), np.array([[2], [1]]), np.arange(2))
+    np.testing.assert_array_equal(found, numbers[[5, 1]])
+    assert slots.uniform is known
 
 
 @pytest.mark.slow
