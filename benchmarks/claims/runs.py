@@ -59,7 +59,7 @@ def train_in(folder: Path, arguments: Sequence[str]) -> None:
     outputs = ["--output_dir", str(folder), "--save_ckpt_dir", str(folder / "ckpt")]
     job = check(TrainFlags.of(parser.parse_intermixed_args([*outputs, *arguments])))
     with contextlib.ExitStack() as stack:
-        world = stack.enter_context(launch_from(job.train, job.config.trainer))
+        world = stack.enter_context(launch_from(job))
         from mindrlhf.trainer.build import build
 
         for _ in build(job, world, stack, StopSignals()).steps():
