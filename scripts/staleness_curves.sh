@@ -8,8 +8,8 @@
 # --variants  of those below (default all)
 # --out       folder of all that is written (default out/staleness_curves in the project's folder)
 #
-# Each seed runs scripts/quickstart.sh once, for its problems and warm start. What is finished is not done again, and a run that
-# Ctrl-C or SIGTERM stopped goes on where it was.
+# Each seed runs scripts/quickstart.sh once, with few steps: for its problems and warm start. What is finished is not done
+# again, and a run that Ctrl-C or SIGTERM stopped goes on where it was.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -53,7 +53,7 @@ for seed in $seeds; do
     first=$out/first$seed
     if [[ ! -f $first/sft/hf/config.json ]]; then
         step "Seed $seed: problems and warm start"
-        bash scripts/quickstart.sh --seed "$seed" --out "$first" ${steps:+--steps "$steps"}
+        bash scripts/quickstart.sh --seed "$seed" --out "$first" --steps 2
     fi
     for name in $variants; do
         run=$out/${name}_seed$seed
