@@ -157,9 +157,8 @@ def check_update(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
     groups = groups_of(family, config.vocab_size)
     expected = exact_pass(config, weights, groups)
     found, parameters = own_update(config, weights, groups, dtype, trial)
-    yield from compared_passes("", found, expected, TOLERANCES[dtype]["model"])
-    specs = [spec for spec in parameter_table(config) if spec.trains]
     tolerance = TOLERANCES[dtype]["model"]
+    yield from compared_passes("", found, expected, tolerance)
     updated = {name: np.asarray(weights[name], np.float64) for name in expected.gradients}
     adam = AdamSettings(
         rate=OPTIMIZER.lr,
@@ -169,7 +168,8 @@ def check_update(family: str, dtype: str, trial: Trial) -> Iterator[Finding]:
         decay=OPTIMIZER.weight_decay,
         max_norm=OPTIMIZER.max_grad_norm,
     )
-    adam.apply(expected.gradients, {}, updated, {spec.name: spec.decays for spec in specs}, 1)
+    decays = {spec.name: spec.decays for spec in parameter_table(config) if spec.trains}
+    adam.apply(expected.gradients, {}, updated, decays, 1)
     for name, weight in updated.items():
         moved = np.asarray(backend.read(parameters[name]), np.float64) - weights[name]
         yield compared(f"update of {name}", moved, weight - weights[name], tolerance_of(name, tolerance))

@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindrlhf.acceptance.checks import TOLERANCES, Check, Finding, Trial
+from mindrlhf.acceptance.facts import ORACLE
 from mindrlhf.acceptance.inputs import tiny_models, tiny_weights, whole_numbers
 from mindrlhf.acceptance.layers import TEMPERATURE
 from mindrlhf.acceptance.models import Pass, compared_passes, exact_pass, own_update
@@ -22,7 +23,6 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.families import DEFAULT
 from mindrlhf.training.batch import SequenceGroup
 
-LIBRARY = "mindformers"
 ROWS, LENGTH = 2, 24
 
 
@@ -44,7 +44,7 @@ class _Loss(nn.Cell):
 
 def theirs(config: ModelConfig, weights: Mapping[str, np.ndarray], ids: np.ndarray, dtype: str, fused: bool) -> Pass:
     """Compute the pass by MindFormers' `LlamaForCausalLM`. fused: with its operators for a device."""
-    library = import_module(LIBRARY)
+    library = import_module(ORACLE)
     settings = library.LlamaConfig(
         batch_size=ROWS,
         seq_length=LENGTH,
@@ -78,7 +78,7 @@ def theirs(config: ModelConfig, weights: Mapping[str, np.ndarray], ids: np.ndarr
     mindspore.load_param_into_net(network, {name: Parameter(array, name=name) for name, array in weights.items()})
     trained = [one for one in network.get_parameters() if one.name in weights]
     if lost := weights.keys() - {one.name for one in trained}:
-        raise ValueError(f"{LIBRARY}'s model has no weight {min(lost)}")
+        raise ValueError(f"{ORACLE}'s model has no weight {min(lost)}")
     compute = mindspore.value_and_grad(_Loss(network, ids), None, ParameterTuple(trained), has_aux=True)
     (loss, log_probs), slopes = compute(Tensor(ids))
     found = {one.name: slope.asnumpy() for one, slope in zip(trained, slopes, strict=True)}
@@ -87,10 +87,10 @@ def theirs(config: ModelConfig, weights: Mapping[str, np.ndarray], ids: np.ndarr
 
 def check_oracle(dtype: str, trial: Trial) -> Iterator[Finding]:
     """Compare MindFormers' model with float64, and ours with it."""
-    os.environ.setdefault("LOCAL_DEFAULT_PATH", str(trial.folder / LIBRARY))  # where its import makes a folder of logs
+    os.environ.setdefault("LOCAL_DEFAULT_PATH", str(trial.folder / ORACLE))  # where its import makes a folder of logs
     config = tiny_models()[DEFAULT.name]
     weights = tiny_weights(config, DEFAULT.name)
-    ids = whole_numbers(f"{LIBRARY} ids", config.vocab_size - 1, ROWS * LENGTH).reshape(ROWS, LENGTH)
+    ids = whole_numbers(f"{ORACLE} ids", config.vocab_size - 1, ROWS * LENGTH).reshape(ROWS, LENGTH)
     groups = [SequenceGroup(row[:1], (row[1:],)) for row in ids]
     known = theirs(config, weights, ids, dtype, fused=not trial.device.in_host_memory)
     tolerance = TOLERANCES[dtype]["model"]
@@ -101,6 +101,6 @@ def check_oracle(dtype: str, trial: Trial) -> Iterator[Finding]:
 
 def oracle_checks(dtypes: Sequence[str]) -> Iterator[Check]:
     """List the checks against MindFormers; none where it is not installed."""
-    if find_spec(LIBRARY):
+    if find_spec(ORACLE):
         for dtype in dtypes:
             yield Check(f"{DEFAULT.name} beside MindFormers {dtype}", "model", partial(check_oracle, dtype))
