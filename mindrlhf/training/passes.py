@@ -4,7 +4,7 @@ A whole model is a pipeline of one stage. Neighbouring stages send activations a
 at the end all stages get the last stage's results. The schedule is 1F1B (`parallel.pipeline`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from mindrlhf.models.layer import Side
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
 from mindrlhf.training.batch import MicroBatch, SequenceGroup, cut
-from mindrlhf.training.graphs import LastStageBackward, Loss, Stage, StageBackward, StageForward
+from mindrlhf.training.graphs import LastStageBackward, LastStageScores, Loss, Stage, StageBackward, StageForward
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
 from mindrlhf.types import TrainBatch
@@ -73,6 +73,41 @@ class Passes:
         """Shape of the messages between stages."""
         tokens = batch.prefix_ids.size + batch.input_ids.size
         return tokens // self._decoder.row_shares, self._decoder.hidden_size
+
+
+class Scores(Passes):
+    """Pass that returns a head's first output, without gradients."""
+
+    def __init__(self, head: nn.Cell, axis: PipelineAxis):
+        super().__init__(head.stage, axis)
+        self._graph = LastStageScores(head) if axis.is_last else StageForward(head.stage)
+
+    def __call__(
+        self, batches: Iterable[TrainBatch], done: Callable[[], None]
+    ) -> tuple[list[np.ndarray], list[Mapping[Side, np.ndarray]]]:
+        """Run all micro-batches; returns their outputs and recorded side outputs, on every stage.
+
+        done: called after each micro-batch.
+        """
+        outputs: list[np.ndarray] = []
+        sides: list[Mapping[Side, np.ndarray]] = []
+        for batch in batches:
+            targets = (batch.targets,) if self.axis.is_last else ()
+            output, *own = self._graph.on_arrays(self._input(batch), *targets, *self._arrays(batch))
+            if self.axis.is_last:
+                outputs.append(output.asnumpy())
+            else:
+                self.axis.send(output.asnumpy(), NEXT)
+            sides.append(named(self._decoder.sides, own) if self._decoder.records else {})
+            done()
+        return self.axis.from_last(outputs), self._of_all_stages(sides) if self._decoder.records else sides
+
+    def _of_all_stages(self, sides: list[Mapping[Side, np.ndarray]]) -> list[Mapping[Side, np.ndarray]]:
+        """Join each micro-batch's side outputs of all stages."""
+        return [
+            {side: array for part in parts for side, array in part.items()}
+            for parts in zip(*self.axis.gather(sides), strict=True)
+        ]
 
 
 class Gradients(Passes):
