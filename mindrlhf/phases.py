@@ -8,7 +8,8 @@ from typing import Literal
 
 from mindrlhf.model_roles import EXPORTED, GENERATOR, INFER, POLICY, REFERENCE, ROLES, SAVED, TRAINED, Role
 
-CACHE, VALIDATION_CACHE = "kv_cache", "validation_kv_cache"  # memory groups
+# Memory groups. The last one is of weights that ranks share and that are gathered for one block at a time.
+CACHE, VALIDATION_CACHE, GATHERED = "kv_cache", "validation_kv_cache", "gathered_weights"
 
 Kind = Literal["generate", "score", "update"]
 PASSES: dict[Kind, int] = {"generate": 1, "score": 1, "update": 3}  # a backward pass counts as two forward passes
@@ -51,7 +52,9 @@ class Phase:
 
 
 def _scoring(role: Role) -> Phase:
-    return Phase(role.scoring.label, "score", reads=(*role.weights, *role.reads), per_token=True, role=role.name)
+    reads = (*role.weights, *role.reads)
+    writes = (GATHERED,) if role.layout == "train" else ()
+    return Phase(role.scoring.label, "score", reads=reads, writes=writes, per_token=True, role=role.name)
 
 
 def _update(role: Role) -> Phase:
@@ -60,7 +63,7 @@ def _update(role: Role) -> Phase:
         training.label,
         "update",
         reads=role.reads,
-        writes=(*role.weights, training.gradients),
+        writes=(*role.weights, training.gradients, GATHERED),
         parts=(training.moments,),
         per_token=True,
         role=role.name,

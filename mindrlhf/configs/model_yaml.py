@@ -36,7 +36,7 @@ UNUSED = {group: frozenset(" ".join(keys.values()).split()) for group, keys in _
 
 
 class ParallelSettings(Settings):
-    """`parallel_config`, and `parallel.enable_parallel_optimizer`."""
+    """`parallel_config`, and what `parallel` says about the optimizer."""
 
     data_parallel: int = Field(1, ge=1, description="Data-parallel ranks.")
     model_parallel: int = Field(1, ge=1, description="Tensor-parallel ranks.")
@@ -50,10 +50,25 @@ class ParallelSettings(Settings):
     enable_parallel_optimizer: bool = Field(
         False, description="`parallel.enable_parallel_optimizer`: optimizer state is sharded over data-parallel ranks."
     )
+    optimizer_level: Literal["level1", "level3"] = Field(
+        "level1",
+        description="`parallel.parallel_optimizer_config.optimizer_level`: level1 shards optimizer state alone, level3 "
+        "weights and gradients too; they are gathered for one layer at a time.",
+    )
 
     @property
     def workers(self) -> int:
         return self.data_parallel * self.model_parallel * self.pipeline_stage
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """True when data-parallel ranks share optimizer state."""
+        return self.enable_parallel_optimizer and self.data_parallel > 1
+
+    @property
+    def shards_weights(self) -> bool:
+        """True when data-parallel ranks share weights and gradients too."""
+        return self.shards_optimizer and self.optimizer_level == "level3"
 
     @property
     def ranks_of_a_step(self) -> int:
@@ -101,6 +116,7 @@ DEVICE_KEYS = ("device_id", "max_device_memory", "jit_level")  # of `context`, r
 # Dtypes without effect on a device whose activations have a fixed one.
 ACTIVATION_KEYS = ("param_init_type", "layernorm_compute_type", "softmax_compute_type")
 TRAINING_KEYS = ("micro_batch_num", "gradient_aggregation_group", "enable_parallel_optimizer")
+OPTIMIZER_LEVEL = "parallel.parallel_optimizer_config.optimizer_level"
 # Groups of a model YAML that are ours, and groups of MindRLHF's grpo_config.yaml.
 OWN_GROUPS = ("model", "parallel_config", "recompute_config", "context")
 MINDRLHF_GROUPS = ("rl_config", "actor_config", "ref_config", "reward_config", "generate_config")
@@ -130,7 +146,21 @@ class ModelYaml(Settings):
         Not every device can. With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a
         topological cycle.
         """
-        return self.recompute.asked and self.parallel.pipeline_stage == 1 and self.context.device.recomputes
+        parallel = self.parallel
+        asked = self.recompute.asked and self.context.device.recomputes
+        return asked and parallel.pipeline_stage == 1 and not parallel.shards_weights
+
+    @property
+    def computes_again(self) -> bool:
+        """True when a backward pass computes layers again, of whatever layout."""
+        return self.recomputes or self.parallel.pipeline_stage > 1 or self.parallel.shards_weights
+
+    @property
+    def generating(self) -> "ModelYaml":
+        """Settings for weights that only generate, which ranks do not share."""
+        if self.parallel.optimizer_level == "level1":
+            return self
+        return self.model_copy(update={"parallel": self.parallel.model_copy(update={"optimizer_level": "level1"})})
 
     def without_effect(self, generating: bool) -> list[str]:
         """List keys of the file without effect on this device or role."""
@@ -141,11 +171,14 @@ class ModelYaml(Settings):
             names += [f"{GROUP}.{key}" for key in ACTIVATION_KEYS if getattr(self.model, key) != fixed]
         if generating:
             names += [f"parallel_config.{key}" for key in TRAINING_KEYS if key in self.parallel.model_fields_set]
+            names += [OPTIMIZER_LEVEL] * ("optimizer_level" in self.parallel.model_fields_set)
             names += [f"recompute_config.{key}" for key in sorted(self.recompute.model_fields_set)]
         else:
             names += [f"{GROUP}.{key}" for key in SAMPLING_KEYS if key in self.model.model_fields_set]
-            followed = self.recomputes or (self.parallel.pipeline_stage > 1 and self.recompute.recompute is True)
+            followed = self.recomputes or (self.computes_again and self.recompute.recompute is True)
             names += ["recompute_config.recompute"] * (self.recompute.asked and not followed)
+            idle_level = "optimizer_level" in self.parallel.model_fields_set and not self.parallel.shards_optimizer
+            names += [OPTIMIZER_LEVEL] * idle_level
         return names
 
     def architecture(self, hf: ModelConfig | None = None, hf_where: str = "config.json") -> ModelConfig:
@@ -183,10 +216,15 @@ def typed_model_yaml(layered: Layer, path: str) -> ModelYaml:
         path=path,
         model=reader.group(ModelSettings, ("model", "model_config"), SPELLINGS, FIXED),
         parallel=reader.group(
-            ParallelSettings, ("parallel_config",), elsewhere=(("parallel",), "enable_parallel_optimizer")
+            ParallelSettings,
+            ("parallel_config",),
+            elsewhere={
+                ("parallel",): "enable_parallel_optimizer",
+                ("parallel", "parallel_optimizer_config"): "optimizer_level",
+            },
         ),
         recompute=reader.group(RecomputeSettings, ("recompute_config",)),
-        context=reader.group(ContextSettings, ("context",), elsewhere=(("context", "jit_config"), "jit_level")),
+        context=reader.group(ContextSettings, ("context",), elsewhere={("context", "jit_config"): "jit_level"}),
         lora=reader.group(PetSettings, ("lora_config",)) if reader.mapping(("lora_config",)) else None,
         unused=reader.rest(),
     )
@@ -236,15 +274,14 @@ class _Reader:
         path: KeyPath,
         spellings: Mapping[str, str] = NONE,
         fixed: Mapping[str, Collection[Any]] = NONE,
-        elsewhere: tuple[KeyPath, str] = ((), ""),
+        elsewhere: Mapping[KeyPath, str] = NONE,
     ) -> Group:
         """Read one typed group.
 
         spellings: other name -> field. fixed: key -> the only values that keep this suite's meaning.
-        elsewhere: (group, field) of a field that MindFormers keeps in another group, whose other keys are unused.
+        elsewhere: group -> field that MindFormers keeps in that group, whose other keys are unused.
         """
-        other, moved = elsewhere
-        own = settings.model_fields.keys() - {moved}
+        own = settings.model_fields.keys() - set(elsewhere.values())
         unused = UNUSED.get(path[-1], ())
         values: dict[str, Any] = {}
         written: dict[str, KeyPath] = {}
@@ -265,14 +302,15 @@ class _Reader:
                 self.refuse(place, f"{found}, which this suite does not compute; {right}.")
             elif key in unused:
                 self.unused.append(dotted(place))
-            elif name not in own and key not in fixed and place != other:
+            elif name not in own and key not in fixed and place not in elsewhere:
                 self.refuse(place, unknown_name(key, own, dotted(path), (*spellings, *fixed, *unused)))
-        for key, value in self.mapping(other).items() if other else ():
-            if key != moved:
-                self.unused.append(dotted((*other, key)))
-            elif value is not None:
-                values[moved] = value
-                written[moved] = (*other, moved)
+        for group, moved in elsewhere.items():
+            for key, value in self.mapping(group).items():
+                if key == moved and value is not None:
+                    values[moved] = value
+                    written[moved] = (*group, moved)
+                elif key != moved and (*group, key) not in elsewhere:
+                    self.unused.append(dotted((*group, key)))
         return build(settings, values, self.layered, written)
 
     def rest(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ def _fitted(yaml: ModelYaml, ranks: int, flag: str) -> ModelYaml:
 
 def placed(train: ModelYaml, infer: ModelYaml, placement: str, division: Division) -> ModelYaml:
     """Place the generating layout on the ranks of training, or behind them."""
+    infer = infer.generating
     if placement == SPLIT:
         return infer.model_copy(update={"first_rank": train.parallel.workers})
     if division.trainers:

@@ -24,6 +24,7 @@ from mindrlhf.configs.placement import check_workers
 from mindrlhf.configs.problems import number
 from mindrlhf.configs.run import HELD_OUT, RunSettings
 from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.sharing_checks import check_shared_weights
 from mindrlhf.errors import UserError
 from mindrlhf.user_functions import is_user_function
 
@@ -60,6 +61,7 @@ def check_grpo(
         check_device(yaml, model)
         check_layout(yaml, model, yaml.parallel.workers if infer.first_rank else workers)
     check_training_layout(train, config.train.length_bucket)
+    check_shared_weights(train, config.lora.dropout, config.rollout.routing_replay)
     check_generating_layout(infer)
     check_same_model(train, infer, train_model, infer_model)
     check_order(config, ORDER)
@@ -79,6 +81,7 @@ def check_sft(config: SFTSettings, yaml: ModelYaml, model: ModelConfig, workers:
     check_device(yaml, model)
     check_layout(yaml, model, workers)
     check_training_layout(yaml, config.train.length_bucket)
+    check_shared_weights(yaml, config.lora.dropout)
     check_order(config, ORDER[:1])
     check_held_out_pairs(config)
     check_lora(config.lora)
@@ -112,7 +115,7 @@ def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
 
 def warn_recompute(yaml: ModelYaml) -> None:
     """Say that layers are not computed again, which costs memory and changes no result."""
-    if yaml.recompute.asked and not yaml.recomputes and yaml.parallel.pipeline_stage == 1:
+    if yaml.recompute.asked and not yaml.computes_again:
         _log.warning(
             "%s: recompute_config.recompute is a hint about memory, and with one pipeline stage layers on %s keep "
             "their activations, as `mindrlhf plan` counts them; stages compute theirs again",

@@ -4,7 +4,8 @@ A half of a layer keeps its input and the projections that its backward pass rea
 Factors were measured on CPU with compositions and fused operators; Ascend is counted as compositions, an upper bound.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mindrlhf.configs.model import ModelConfig
@@ -155,6 +156,19 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
     first = max(first, last * stage.inner + 4 * stage.inside(last) + again)
     waiting = (in_flight - 1) * stage.outside(rows) * 4  # NumPy arrays in float32
     return (kept + first) * stage.itemsize + waiting + stage.rounded_bytes(last)
+
+
+def block_bytes(stage: Stage, micros: Sequence[MicroBatch], layers: int, update: bool) -> int:
+    """Compute bytes of a pass by blocks (`training.block_passes`).
+
+    They are the last block's, and the inputs of all. stage: has the layers of a block. layers: of the model. Each
+    micro-batch waits for the others between blocks; in an update the inputs of all blocks and one gradient wait.
+    """
+    one = replace(stage, layers=1)
+    kept = 4 * sum(stage.outside(micro.rows) for micro in micros)  # NumPy arrays in float32
+    if update:
+        return update_bytes(one, micros[0]) + kept * (layers + 1)
+    return score_bytes(one, micros[0]) + kept * 2
 
 
 def _head_update(stage: Stage, rows: int) -> tuple[int, int]:

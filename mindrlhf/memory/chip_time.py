@@ -39,7 +39,7 @@ def chip_seconds(work: Work, chip: Chip, received: int) -> dict[str, float]:
     for phase, _, kind in work.passes:
         if phase in seconds:
             yaml = work.infer if kind == "generate" else work.train
-            directions = {"update": 2 + _recomputes(work.train)}.get(kind, 1)
+            directions = {"update": 2 + work.train.computes_again}.get(kind, 1)
             seconds[phase] += directions * _sum_bytes(work, yaml) / link
     if received:
         seconds["reshard"] = received / link
@@ -48,10 +48,6 @@ def chip_seconds(work: Work, chip: Chip, received: int) -> dict[str, float]:
 
 def _share(yaml: ModelYaml) -> float:
     return FLOAT32 if yaml.model.compute_dtype == "float32" else 1.0
-
-
-def _recomputes(yaml: ModelYaml) -> bool:
-    return yaml.recomputes or yaml.parallel.pipeline_stage > 1
 
 
 def _sum_bytes(work: Work, yaml: ModelYaml) -> float:

@@ -19,18 +19,25 @@ from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.device_extra import device_extra, rank_groups
 from mindrlhf.memory.graph_sizes import COMPOSED_GRAPHS, FUSED_GRAPHS, PROCESS, TOKENIZER_ROW
-from mindrlhf.memory.part_bytes import numbers_bytes, optimizer_bytes
+from mindrlhf.memory.part_bytes import (
+    gathered_bytes,
+    gradient_bytes,
+    graph_layers,
+    numbers_bytes,
+    optimizer_bytes,
+    policy_bytes,
+)
 from mindrlhf.memory.pictures import Lengths
 from mindrlhf.memory.rank_plan import Pass, RankPlan
 from mindrlhf.memory.residency import moving_roles
 from mindrlhf.memory.reward_models import scoring_batches, scoring_yaml, verdict_engine
 from mindrlhf.memory.tower_activations import TowerBatch
 from mindrlhf.metrics.flops import GroupLengths
-from mindrlhf.model_roles import GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, RoleModel, role_of
+from mindrlhf.model_roles import GENERATOR, POLICY, REFERENCE, RoleModel, role_of
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
 from mindrlhf.models.routing import RoutingForm
-from mindrlhf.parallel.layout import Layout
+from mindrlhf.parallel.layout import Layout, Shape
 from mindrlhf.parallel.partition import Group, Partition
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike
@@ -284,7 +291,7 @@ class Work:
             model=part.model,
             tp=part.mesh.tp,
             ep=part.mesh.ep,
-            layers=len(part.layers),
+            layers=graph_layers(part),
             is_last=part.coordinates.pp == part.mesh.pp - 1,
             sequence=part.sequence,
             itemsize=activations.ITEMSIZE[dtype],
@@ -301,21 +308,24 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
     apart = dict.fromkeys(work.models, 0)
     weights: dict[str, list[int]] = {}
     updates: dict[str, list[int]] = {}
+    gathered: dict[tuple[str, Shape], int] = {}
     for name, part in ((name, ranks[rank]) for name, ranks in work.models.items() if rank in ranks):
         role = role_of(name)
+        gathered |= gathered_bytes(part)
         if role.training:
             apart[name], moments = optimizer_bytes(part, work.config.memory.swap)
-            updates |= {role.training.gradients: [numbers_bytes(part, part.trained)], role.training.moments: moments}
+            updates |= {role.training.gradients: [gradient_bytes(part)], role.training.moments: moments}
         if role not in (POLICY, GENERATOR):
             numbers = numbers_bytes(part, work.roles[name].own(part.specs)) + apart[name]
             cache = _cache_bytes(work, name, rank, work.verdict_engines(name))
             weights.setdefault(role.weights[0], []).append(numbers + cache)
-    policy = _policy(work.trains.get(rank), infer, apart[POLICY.name], _packed_bytes(work, infer))
+    policy = policy_bytes(work.trains.get(rank), infer, apart[POLICY.name], _packed_bytes(work, infer))
     caches = {
         group: [_cache_bytes(work, GENERATOR.name, rank, work.engines(phase))]
         for group, phase in ((phases.CACHE, "gen"), (phases.VALIDATION_CACHE, "testing"))
         if infer
     }
+    weights[phases.GATHERED] = [sum(gathered.values())]
     return {group: sizes for group, sizes in (policy | weights | updates | caches).items() if sum(sizes)}
 
 
@@ -336,28 +346,6 @@ def _packed_bytes(work: Work, infer: Partition | None) -> dict[bool, int]:
     return total
 
 
-def _policy(
-    train: Partition | None, infer: Partition | None, apart: int, packed: Mapping[bool, int]
-) -> dict[str, list[int]]:
-    """Compute the bytes of the policy's parameters in both layouts, by role.
-
-    train, infer: None on a rank without the layout. apart: bytes of separately updated rows. packed: bytes of packed
-    weights, by whether they train.
-    """
-    roles = {}
-    kept_apart = {True: apart, False: 0}
-    for trains, (shared, training, generating) in POLICY_GROUPS.items():
-        mine, theirs = (_rows(part, trains) for part in (train, infer))
-        both = numbers_bytes(train, [spec for spec in theirs if train and train.slices(spec) == infer.slices(spec)])
-        roles |= {shared: [both], training: [numbers_bytes(train, mine) - both + kept_apart[trains]]}
-        roles |= {generating: [numbers_bytes(infer, theirs) - both + packed[trains]]}
-    return roles
-
-
-def _rows(part: Partition | None, trains: bool) -> list[ParameterSpec]:
-    return [spec for spec in part.specs if spec.trains == trains] if part else []
-
-
 def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     """Compute the peak bytes of activations on a rank in each phase."""
     found: dict[str, int] = {}
@@ -370,13 +358,17 @@ def _peak(work: Work, rank: int, one: Pass) -> int:
     """Compute the peak bytes of activations of a model's pass."""
     phase, name, kind = one
     stage = work.stage(name, rank, kind == "update")
-    if kind == "update":
-        in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
-        text = activations.update_bytes(stage, work.micro_batches(kind, name)[0], in_flight)
-    elif kind == "score":
-        text = activations.score_bytes(stage, work.micro_batches(kind, name)[0])
-    else:
+    part = work.models[name][rank]
+    micros = () if kind == "generate" else work.micro_batches(kind, name)
+    if not micros:
         text = max(activations.generate_bytes(stage, engine) for engine in work.engines(phase, name))
+    elif part.gathered:
+        text = activations.block_bytes(stage, micros, len(part.layers), kind == "update")
+    elif kind == "score":
+        text = activations.score_bytes(stage, micros[0])
+    else:
+        in_flight = work.train.parallel.pipeline_stage - part.coordinates.pp
+        text = activations.update_bytes(stage, micros[0], in_flight)
     return max((tower.peak_bytes(text, kind) for tower in work.towers(rank, one)), default=text)
 
 

@@ -41,7 +41,7 @@ def _options(work: Work) -> dict[str, Any]:
     config = work.config
     micro = work.micro_batches("update")[0]
     fused = work.fused and not work.model.dropout
-    recompute = fused and not work.train.recompute.asked and work.train.parallel.pipeline_stage == 1
+    recompute = fused and not work.train.recompute.asked and not work.train.computes_again
     options = {
         "memory.swap": not config.memory.swap,
         "train.max_tokens_per_micro_batch": micro.rows // micro.count if micro.count > 1 else 0,

@@ -95,8 +95,7 @@ def _passing(work: Work, phase: str, name: str, rates: Rates) -> float:
     flops = config.data.prompts_per_step * (text / len(work.models[name]) + (whole - text) / alike)
     if PHASES[phase].kind != "update":
         return flops / rates.passes
-    again = train.recomputes or train.parallel.pipeline_stage > 1
-    passes = 1 + again / PHASES[phase].passes
+    passes = 1 + train.computes_again / PHASES[phase].passes
     updates = config.algorithm.num_iterations * config.algorithm.updates_per_iteration
     moved = OPTIMIZER_PASSES * FLOAT32 * trained_count(work.model) / train.parallel.model_parallel
     updating = updates * moved / train.parallel.pipeline_stage / rates.memory

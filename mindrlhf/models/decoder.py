@@ -58,7 +58,8 @@ class Decoder(nn.Cell):
     cache.
 
     inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`). sides: side outputs of this
-    stage's layers, in order; model_sides: of all stages' layers. never_drawn: see `models.allowed_tokens`.
+    stage's layers, in order; model_sides: of all stages' layers. never_drawn: see `models.allowed_tokens`. blocks: all
+    of them, of the last block of a model whose weights are gathered block by block (`training.block_passes`).
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Decoder(nn.Cell):
 
     def _hold_arrays(self, config: ModelConfig, numbers: range, replays: bool, records: bool) -> None:
         """Set the names of inputs and side outputs, and their forms."""
+        self.blocks: tuple = ()
         self.vision = config.vision
         self.sees = config.vision is not None
         self.sections = section_spans(config.vision.sections) if self.sees else ()

@@ -7,7 +7,7 @@ from itertools import chain
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.models.axes import COPY_AXES, DATA_AXES, EXPERT, MODEL_AXES, PIPELINE, TENSOR
+from mindrlhf.models.axes import AXES, COPY_AXES, DATA_AXES, EXPERT, MODEL_AXES, PIPELINE, TENSOR
 from mindrlhf.models.parameters import ParameterSpec, kept_rows, parameter_table
 from mindrlhf.parallel.layout import Layout, Shape, Slices, model_layout, replica_sharded, split_layers, yaml_layout
 from mindrlhf.parallel.mesh import Coordinates, Mesh
@@ -22,7 +22,8 @@ class Partition:
     mesh, layout: the ranks and all their shards. layers: layers of this rank's pipeline stage. sequence: activations
     outside of the parallel regions are split by rows (`use_seq_parallel`). shared_optimizer: each data-parallel replica
     keeps optimizer state for its shard of the parameters, and updates only this shard (`enable_parallel_optimizer`;
-    Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
+    Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1). gathered: the layout in which graphs compute, if ranks keep
+    less, because replicas share weights and gradients too (`optimizer_level: level3`; section 5.3 there).
     """
 
     model: ModelConfig
@@ -32,6 +33,7 @@ class Partition:
     rank: int
     sequence: bool = False
     shared_optimizer: bool = False
+    gathered: Layout | None = None
 
     @classmethod
     def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition | None":
@@ -45,9 +47,12 @@ class Partition:
         parallel = yaml.parallel
         layout = yaml_layout(yaml, model)
         layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
-        shared = parallel.enable_parallel_optimizer and mesh.replicas > 1
+        gathered = layout if parallel.shards_weights else None
+        shared = parallel.shards_optimizer and not gathered
+        kept = replica_sharded(layout, mesh) if gathered else layout
         ranks = ((rank, layers[mesh.coordinates(rank).pp]) for rank in mesh.ranks)
-        return [cls(model, mesh, layout, held, rank, parallel.use_seq_parallel, shared) for rank, held in ranks]
+        given = parallel.use_seq_parallel, shared, gathered
+        return [cls(model, mesh, kept, held, rank, *given) for rank, held in ranks]
 
     @classmethod
     def whole(cls, model: ModelConfig, ranks: Sequence[int]) -> list["Partition"]:
@@ -92,6 +97,11 @@ class Partition:
     def shape(self, spec: ParameterSpec) -> Shape:
         return self.layout.shape(self.rank, spec.name)
 
+    @property
+    def copy(self) -> Group:
+        """The ranks that keep one copy of the model together."""
+        return self.mesh.group(self.rank, *(AXES if self.gathered else COPY_AXES))
+
     @cached_property
     def optimizer_layout(self) -> Layout:
         return replica_sharded(self.trained_layout, self.mesh) if self.shared_optimizer else self.trained_layout
@@ -112,8 +122,7 @@ class Partition:
 
         The first rank with this part of a parameter does.
         """
-        copy = self.mesh.group(self.rank, *COPY_AXES)
-        return next(rank for rank in copy if self.slices(spec, rank) == self.slices(spec)) == self.rank
+        return next(rank for rank in self.copy if self.slices(spec, rank) == self.slices(spec)) == self.rank
 
     def gradient_group(self, spec: ParameterSpec) -> Group:
         """List the ranks that sum their gradients of a parameter.
@@ -129,13 +138,13 @@ class Partition:
         members = [rank for rank in self.twins(spec) if every or self.mesh.coordinates(rank).tp == own]
         return tuple(sorted(chain.from_iterable(self.mesh.group(rank, *axes) for rank in members)))
 
-    def gradient_groups(self) -> list[tuple[Group, list[int]]]:
-        """List (ranks, indices into `trained`) of the gradients to sum.
+    def gradient_groups(self, specs: Sequence[ParameterSpec]) -> list[tuple[Group, list[int]]]:
+        """List (ranks, indices into `specs`) of the gradients to sum.
 
         In this order no rank waits for another: within a stage before between stages, small groups before large ones.
         """
         groups: dict[Group, list[int]] = {}
-        for index, spec in enumerate(self.trained):
+        for index, spec in enumerate(specs):
             groups.setdefault(self.gradient_group(spec), []).append(index)
 
         def breadth(group: Group) -> Sequence[int]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ADAPTER_FOLDER
 from mindrlhf.memory.residency import BLOCK_NUMBERS, Residency
 from mindrlhf.model_roles import Role, RoleModel
-from mindrlhf.models.axes import COPY_AXES, DATA_AXES, EXPERT, PIPELINE, TENSOR
+from mindrlhf.models.axes import DATA_AXES, EXPERT, PIPELINE, TENSOR
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.expert_layers import BALANCE
 from mindrlhf.models.families import FAMILIES
@@ -44,6 +44,7 @@ from mindrlhf.parallel.partition import Partition
 from mindrlhf.parallel.pipeline import PipelineAxis
 from mindrlhf.reshard.online import OnlineReshard, gather_full
 from mindrlhf.reshard.plan import plan
+from mindrlhf.roles.blocks import Workspace, collect_in_blocks, open_blocks
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.scoring import Scorer
@@ -59,7 +60,7 @@ class Opening:
     """Inputs from which the parts of a run's roles are opened.
 
     yamls: model YAML of each layout. roles: model of each role. max_positions: of the longest sequence. checkpoint: of
-    a run that is resumed.
+    a run that is resumed. workspace: buffers of gathered weights.
     """
 
     config: GRPOSettings | SFTSettings
@@ -68,6 +69,7 @@ class Opening:
     collectives: Collectives
     max_positions: int
     checkpoint: Checkpoint | None = None
+    workspace: Workspace = field(default_factory=Workspace)
 
 
 class ModelPart:
@@ -85,7 +87,14 @@ class ModelPart:
     scorer: Scorer | None = None
     updater: Updater | None = None  # only of a part that is trained
 
-    def __init__(self, yaml: ModelYaml, model: ModelConfig, collectives: Collectives, max_positions: int):
+    def __init__(
+        self,
+        yaml: ModelYaml,
+        model: ModelConfig,
+        collectives: Collectives,
+        max_positions: int,
+        workspace: Workspace | None = None,
+    ):
         rank = collectives.world.rank
         self.partition = Partition.of_yaml(yaml, model, rank)
         mesh = self.partition.mesh
@@ -98,6 +107,8 @@ class ModelPart:
         self.pipeline = PipelineAxis(collectives, mesh.group(rank, PIPELINE))
         self.micro_batches = yaml.parallel.micro_batch_num if mesh.pp > 1 else 1
         self.parameters: Parameters = {}
+        self._workspace = workspace or Workspace()
+        self._gathered_gradients: list[Parameter] = []
 
     def load(self, read: Callable[[ParameterSpec], np.ndarray]) -> None:
         """Build this rank's parameters with `read`, and their decoder."""
@@ -107,6 +118,11 @@ class ModelPart:
         """Set parameters by name and build the decoder; UserError if it cannot recompute."""
         self.parameters = parameters
         yaml = self.yaml
+        if self.partition.gathered:
+            blocks = open_blocks(self.partition, self.collectives, parameters, self._workspace, self._block_decoder)
+            self.decoder = blocks[-1].decoder
+            self.decoder.blocks = blocks
+            return
         self.decoder = self._decoder(yaml.recomputes)
         if yaml.recomputes and not self.decoder.fuses:
             raise UserError(
@@ -128,19 +144,26 @@ class ModelPart:
         operators: Operators | None = None,
         packed: Parameters | None = None,
         records: bool = False,
+        parameters: Parameters | None = None,
+        layers: range | None = None,
+        place: tuple[int, int] | None = None,
     ) -> Decoder:
+        """Build a decoder; by default of this stage's layers, over this part's parameters.
+
+        place: number of its stage, and of all stages.
+        """
         part = self.partition
         yaml = self.yaml
-        stage = part.coordinates.pp
+        stage, stages = place or (part.coordinates.pp, part.mesh.pp)
         return Decoder(
             part.model,
-            self.parameters,
+            self.parameters if parameters is None else parameters,
             operators or yaml.context.device.operators(yaml.model.compute_dtype),
             self._max_positions,
             shards=self.shards,
-            layers=part.layers,
+            layers=part.layers if layers is None else layers,
             is_first=stage == 0,
-            is_last=stage == part.mesh.pp - 1,
+            is_last=stage == stages - 1,
             recompute=recompute,
             for_updates=for_updates,
             packed=packed,
@@ -148,6 +171,10 @@ class ModelPart:
             records=records or self.records,
             spread=self.spread,
         )
+
+    def _block_decoder(self, parameters: Parameters, layers: range, number: int, count: int) -> Decoder:
+        """Build the decoder of one block, over its buffers."""
+        return self._decoder(parameters=parameters, layers=layers, place=(number, count))
 
     def open_updater(
         self,
@@ -171,24 +198,23 @@ class ModelPart:
             settings,
             [self.parameters[spec.name] for spec in part.trained],
             part.trained,
-            ShardedNorm(counted, self._sum_over_copy) if len(self._copy) > 1 else None,
+            ShardedNorm(counted, self._sum_over_copy) if len(part.copy) > 1 else None,
             self._replica_share() if part.shared_optimizer else None,
             BLOCK_NUMBERS if in_blocks else None,
             self.decoder.operators,
         )
-        groups = part.gradient_groups()
         buckets = self.yaml.parallel.gradient_aggregation_group
-        reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets) if groups else None
+        reduce = None
+        if blocks := self.decoder.blocks:
+            kept = {spec.name: own for spec, own in zip(part.trained, optimizer.gradients, strict=True)}
+            self._gathered_gradients = collect_in_blocks(blocks, part, self.collectives, kept, buckets)
+        elif groups := part.gradient_groups(part.trained):
+            reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets)
         self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches, seed)
         return self.updater
 
-    @property
-    def _copy(self) -> tuple[int, ...]:
-        """The ranks that hold one copy of the model together."""
-        return self.partition.mesh.group(self.partition.rank, *COPY_AXES)
-
     def _sum_over_copy(self, number: float) -> float:
-        return float(self.collectives.all_reduce_sum(np.array([number], np.float64), self._copy)[0])
+        return float(self.collectives.all_reduce_sum(np.array([number], np.float64), self.partition.copy)[0])
 
     def _replica_share(self) -> ReplicaShare:
         """Select the rows that this data-parallel replica updates for all."""
@@ -230,6 +256,7 @@ class ModelPart:
 
     def register(self, residency: Residency) -> None:
         """Let the parameters leave memory in phases that do not need them."""
+        self._workspace.register(residency)
         for group, parameters, zeros in self.memory_groups():
             residency.add(group, parameters, zeros)
         if self.updater:
@@ -242,7 +269,7 @@ class ModelPart:
             return
         training = self.role.training
         optimizer = self.updater.optimizer
-        yield training.gradients, list(optimizer.gradients), True
+        yield training.gradients, [*optimizer.gradients, *self._gathered_gradients], True
         for number, block in enumerate(optimizer.blocks):
             moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
             yield f"{training.moments}.{number}", moments, True
@@ -314,4 +341,5 @@ class RolePart(ModelPart):
 
     def __init__(self, opening: Opening):
         model = opening.roles[self.role.name].model
-        super().__init__(opening.yamls[self.role.layout], model, opening.collectives, opening.max_positions)
+        yaml = opening.yamls[self.role.layout]
+        super().__init__(yaml, model, opening.collectives, opening.max_positions, opening.workspace)

@@ -106,7 +106,7 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     tokenizer = open_tokenizer(flags, checkpoint)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir)
     roles = dict.fromkeys((POLICY.name, GENERATOR.name), RoleModel(checkpoint, model))
-    return Job(flags, config, yaml, yaml, roles, tokenizer, output, objects)
+    return Job(flags, config, yaml, yaml.generating, roles, tokenizer, output, objects)
 
 
 def read_model(

@@ -13,8 +13,9 @@ each length, and a tuple of side outputs: its layers', and those of its own. `si
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from mindspore import nn, ops
+from mindspore import Parameter, nn, ops
 
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.models.decoder import Decoder
@@ -23,7 +24,13 @@ from mindrlhf.models.inputs import LENGTHS
 from mindrlhf.models.layer import ScaleGradient, Side
 from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.objective import Objective
-from mindrlhf.training.optimizer import AdamW
+
+
+class GradientBuffers(Protocol):
+    """Parameters that train, and the buffers to which backward passes add their gradients."""
+
+    parameters: Sequence[Parameter]
+    gradients: Sequence[Parameter]
 
 
 class Stage(nn.Cell):
@@ -183,7 +190,7 @@ class StageBackward(Graph):
     weight (see `StageProduct`), and the batch's arrays.
     """
 
-    def __init__(self, stage: Stage, objective: Objective, optimizer: AdamW):
+    def __init__(self, stage: Stage, objective: Objective, optimizer: GradientBuffers):
         super().__init__("train/backward", stage.decoder.positions, stage.decoder.records)
         self.product = StageProduct(stage, objective)
         trigger = collect_gradients(self.product, optimizer.parameters, optimizer.gradients)
@@ -219,7 +226,7 @@ class LastStageBackward(Graph):
     It adds the gradients to the buffers, in place.
     """
 
-    def __init__(self, loss: Loss, optimizer: AdamW):
+    def __init__(self, loss: Loss, optimizer: GradientBuffers):
         decoder = loss.head.decoder
         super().__init__("train/loss", type(loss.head).__name__, decoder.positions, decoder.records)
         self.loss = loss  # so that its parameters are this graph's: a cached graph gets them by name

@@ -15,9 +15,16 @@ from mindrlhf.models.layer import Side
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
 from mindrlhf.training.batch import MicroBatch, SequenceGroup, cut
-from mindrlhf.training.graphs import LastStageBackward, LastStageScores, Loss, Stage, StageBackward, StageForward
+from mindrlhf.training.graphs import (
+    GradientBuffers,
+    LastStageBackward,
+    LastStageScores,
+    Loss,
+    Stage,
+    StageBackward,
+    StageForward,
+)
 from mindrlhf.training.objective import Objective
-from mindrlhf.training.optimizer import AdamW
 from mindrlhf.types import TrainBatch
 
 NEXT, BEFORE = 1, -1
@@ -89,11 +96,17 @@ class Scores(Passes):
 
         done: called after each micro-batch.
         """
+        return self.end(((batch, self._input(batch)) for batch in batches), done)
+
+    def end(
+        self, inputs: Iterable[tuple[TrainBatch, np.ndarray]], done: Callable[[], None]
+    ) -> tuple[list[np.ndarray], list[Mapping[Side, np.ndarray]]]:
+        """Run micro-batches with their x from this decoder on."""
         outputs: list[np.ndarray] = []
         sides: list[Mapping[Side, np.ndarray]] = []
-        for batch in batches:
+        for batch, x in inputs:
             targets = (batch.targets,) if self.axis.is_last else ()
-            output, *own = self._graph.on_arrays(self._input(batch), *targets, *self._arrays(batch))
+            output, *own = self._graph.on_arrays(x, *targets, *self._arrays(batch))
             if self.axis.is_last:
                 outputs.append(output.asnumpy())
             else:
@@ -113,7 +126,7 @@ class Scores(Passes):
 class Gradients(Passes):
     """Pass that adds the gradients of micro-batches to the optimizer's buffers."""
 
-    def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
+    def __init__(self, head: nn.Cell, objective: Objective, optimizer: GradientBuffers, axis: PipelineAxis):
         super().__init__(head.stage, axis)
         self._objective = objective
         self._head = head

@@ -8,8 +8,8 @@ from mindspore import nn
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.batch import SequenceGroup, collect, collect_routing, pad
+from mindrlhf.training.block_passes import open_scores
 from mindrlhf.training.first_routing import FirstRouting
-from mindrlhf.training.passes import Scores
 
 
 class Scorer:
@@ -28,7 +28,7 @@ class Scorer:
     ):
         self._decoder = head.decoder
         self._settings = settings
-        self._scores = Scores(head, axis)
+        self._scores = open_scores(head, axis)
         self._first = first
 
     def __call__(

@@ -16,9 +16,9 @@ from mindrlhf.models.routing import Routing
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.bad_samples import BadSample, find_bad_samples
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_routing, collect_sampled, pad
+from mindrlhf.training.block_passes import open_gradients
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, UpdateResult
-from mindrlhf.training.passes import Gradients
 from mindrlhf.types import TrainBatch
 
 
@@ -73,7 +73,7 @@ class Updater:
         self.objective = objective
         self._seed = seed
         self._decoder = head.decoder
-        self._gradients = Gradients(head, objective, optimizer, axis)
+        self._gradients = open_gradients(head, objective, optimizer, axis)
         self._replayed = self._gradients.replayed
         self._parts = Timers(compile_seconds)
 
@@ -142,9 +142,10 @@ class Updater:
     def _test_alone(self) -> Callable[[TrainBatch], bool] | None:
         """Test of one micro-batch.
 
-        None if ranks with other experts would have to run it too.
+        None if ranks with other experts, or other parts of the weights, would have to run it too.
         """
-        return self._is_finite if self._decoder.spread.size == 1 else None
+        alone = self._decoder.spread.size == 1 and not self._decoder.blocks
+        return self._is_finite if alone else None
 
     def _is_finite(self, batch: TrainBatch) -> bool:
         """Test one micro-batch's loss and gradients alone; zeroes the gradients."""

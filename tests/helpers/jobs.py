@@ -50,13 +50,19 @@ AXES = {"dp": "data_parallel", "ep": "expert_parallel", "tp": "model_parallel", 
 
 
 def layout(role: str, text: str) -> list[str]:
-    """Overrides of a model YAML for `dp2tp2` and the like; `sp` is sequence parallelism."""
+    """Overrides of a model YAML for `dp2tp2` and the like.
+
+    `sp` is sequence parallelism; with `zero3` data-parallel ranks share weights, gradients and moments.
+    """
     sizes = {name: int(text[text.index(name) + 2]) for name in AXES if name in text}
     settings = [f"{role}_yaml.parallel_config.{AXES[name]}={size}" for name, size in sizes.items()]
     if "pp" in sizes:
         settings.append(f"{role}_yaml.parallel_config.micro_batch_num={sizes['pp']}")
     if "sp" in text:
         settings.append(f"{role}_yaml.parallel_config.use_seq_parallel=True")
+    if "zero3" in text:
+        settings.append(f"{role}_yaml.parallel.enable_parallel_optimizer=True")
+        settings.append(f"{role}_yaml.parallel.parallel_optimizer_config.optimizer_level=level3")
     return settings
 
 

@@ -76,6 +76,22 @@ def test_replicas_that_share_the_optimizer_have_its_moments_once():
     assert sums["train_weights"] == model
 
 
+@pytest.mark.parametrize("dp", [2, 4])
+def test_replicas_that_share_weights_have_everything_once_and_gather_a_block(dp):
+    """The block: one layer, and one table for both ends, with its gradients."""
+    layout = {"data_parallel": dp}
+    plain = role_sums(work(layout, layout))
+    sums = role_sums(work({**layout, "enable_parallel_optimizer": True, "optimizer_level": "level3"}, layout))
+    model = parameter_count(MODEL) * FLOAT32
+    layer = sum(spec.size for spec in parameter_table(MODEL) if spec.place == 0)
+    block = (layer + MODEL.vocab_size * MODEL.hidden_size + MODEL.hidden_size) * FLOAT32
+    assert sums["train_weights"] == sums["reference"] == model
+    assert sums["moments"] == 2 * model
+    assert sums["gathered_weights"] == dp * block
+    assert sums["gradients"] == model + dp * block
+    assert sums["infer_weights"] == plain["shared_weights"] == dp * model
+
+
 @pytest.mark.parametrize(("weights", "numbers"), [("bfloat16", 2), ("int8", 68 / 64)])
 def test_packed_weights_are_held_alongside(weights, numbers):
     """Of layers and the head, of which each rank has its part; a run packs them again after each update.
@@ -303,6 +319,7 @@ TWO_RANKS = (
 )
 
 
+SHARED = (*jobs.layout("train", "dp2zero3"), *jobs.layout("infer", "tp2"))
 ADAPTERS = ("lora.rank=4", "lora.reference=start")
 
 
@@ -313,6 +330,8 @@ ADAPTERS = ("lora.rank=4", "lora.reference=start")
         pytest.param(1, (), marks=pytest.mark.slow),
         pytest.param(2, TWO_RANKS, marks=[pytest.mark.slow, pytest.mark.msrun]),
         pytest.param(2, (*TWO_RANKS, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),
+        pytest.param(2, SHARED, marks=[pytest.mark.slow, pytest.mark.msrun]),
+        pytest.param(2, (*SHARED, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),
     ],
 )
 def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):

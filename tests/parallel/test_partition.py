@@ -88,7 +88,7 @@ def test_gradients_of_spread_experts_are_summed_over_ranks_with_the_same_ones():
 @given(jobs())
 def test_no_sum_waits_for_another(parts):
     """Every rank works through its groups in order, and a sum is done when all its ranks have come to it."""
-    waiting = {part.rank: deque(group for group, _ in part.gradient_groups()) for part in parts}
+    waiting = {part.rank: deque(group for group, _ in part.gradient_groups(part.trained)) for part in parts}
     while any(waiting.values()):
         ready = {
             queue[0]

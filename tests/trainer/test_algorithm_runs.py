@@ -120,6 +120,7 @@ def test_everything_is_on(alone):
 CUTS = {
     "one group at a time": (0, ["train.max_tokens_per_micro_batch=1"]),
     "dp2": (2, [*jobs.layout("train", "dp2"), *jobs.layout("infer", "dp2")]),
+    "dp2zero3": (2, [*jobs.layout("train", "dp2zero3"), *jobs.layout("infer", "tp2")]),
     "tp2pp2": (4, [*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")]),
 }
 DEFAULT = [("ppo", "one group at a time")]

@@ -35,13 +35,22 @@ def alone(task, tmp_path_factory) -> jobs.Run:
 
 
 PAIRS = {
-    2: [("dp2", "tp2"), ("tp2", "dp2"), ("pp2", "dp2"), ("dp2", "dp2"), ("tp2", "tp2"), ("pp2", "tp2")],
+    2: [
+        ("dp2", "tp2"),
+        ("tp2", "dp2"),
+        ("pp2", "dp2"),
+        ("dp2", "dp2"),
+        ("tp2", "tp2"),
+        ("pp2", "tp2"),
+        ("dp2zero3", "tp2"),
+    ],
     4: [
         (train, infer) for train in ("dp2tp2", "tp2pp2", "dp2pp2", "tp4", "tp4sp") for infer in ("dp4", "dp2tp2", "tp4")
-    ],
+    ]
+    + [("dp4zero3", "dp2tp2"), ("dp2tp2zero3", "dp4"), ("dp2tp2spzero3", "tp4")],
     8: [(train, infer) for train in ("dp2tp2pp2", "tp4pp2", "tp2pp2dp2sp") for infer in ("dp2tp4", "dp4tp2")],
 }
-DEFAULT = [("tp2pp2", "dp2tp2")]
+DEFAULT = [("tp2pp2", "dp2tp2"), ("dp2zero3", "tp2")]
 
 
 def marked(workers: int, pair: tuple[str, str]):

@@ -157,6 +157,8 @@ RESHARDED = (
 )
 REPLICATED = ("train_yaml.parallel_config.data_parallel=2", "infer_yaml.parallel_config.data_parallel=2")
 
+SHARED = (*jobs.layout("train", "dp2zero3"), *jobs.layout("infer", "tp2"))
+
 
 @pytest.fixture(scope="module")
 def resharded(job, tmp_path_factory) -> Path:
@@ -168,7 +170,7 @@ def resharded(job, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.msrun
-@pytest.mark.parametrize("layout", [REPLICATED, RESHARDED])
+@pytest.mark.parametrize("layout", [REPLICATED, RESHARDED, SHARED])
 def test_another_layout_goes_on(job, whole, tmp_path, layout):
     """From the checkpoint of one process to two workers: the last step and the weights agree to rounding."""
     start = whole / "ckpt" / "step_000004"

@@ -27,6 +27,7 @@ SETTINGS = (
 LAYOUTS = {  # workers, layouts of training and generation
     "dp2": (2, "dp2", "dp2"),
     "dp2 to tp2": (2, "dp2", "tp2"),
+    "dp2 that shares weights to tp2": (2, "dp2zero3", "tp2"),
     "tp2 sp to dp2": (2, "tp2sp", "dp2tp1"),
     "pp2 to tp2": (2, "pp2", "tp2"),
     "tp2 pp2 to dp2 tp2": (4, "tp2pp2", "dp2tp2"),

@@ -116,7 +116,7 @@ def test_another_run_is_refused(task, whole, capfd, changes, message):
 
 @pytest.mark.slow
 @pytest.mark.msrun
-@pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2"])
+@pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2", "dp2zero3"])
 def test_another_layout_goes_on(task, whole, tmp_path, layout):
     """From the checkpoint of one process to two workers: the last step and the weights agree to rounding."""
     start = whole / "ckpt" / f"step_{STEPS - 1:06d}"

@@ -57,7 +57,7 @@ def test_every_block_is_the_stored_one(seeing, together):
     np.testing.assert_allclose(of_tokens(stages[0], rows), stored["vision_patch_embed"], rtol=0, atol=1e-5)
     assert len(stages) == 1 + seeing.config.vision.depth
     for block, found in enumerate(stages[1:]):  # stored in the windows' order
-        np.testing.assert_allclose(of_tokens(found, rows[order]), stored[f"vision_block_{block}"], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(of_tokens(found, rows[order]), stored[f"vision_block_{block}"], rtol=0, atol=4e-5)
 
 
 def test_tokens_are_the_stored_ones(seeing, together):
