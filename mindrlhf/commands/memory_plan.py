@@ -30,11 +30,14 @@ from mindrlhf.flags import TrainFlags
 from mindrlhf.job import NO_OBJECTS, Objects
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.chip_time import SHARES, chip_seconds
+from mindrlhf.memory.division import compare_divisions
+from mindrlhf.memory.division_table import division_lines, exchange_line
 from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.exchange import exchanged
 from mindrlhf.memory.limit import CHIPS, find_chip, memory_limit
 from mindrlhf.memory.pictures import NO_PICTURES, Lengths, Pictures
 from mindrlhf.memory.remedies import remedies
-from mindrlhf.memory.step_time import forecast, run_rates, time_line
+from mindrlhf.memory.step_time import forecast, measured_rates, run_rates, time_line
 from mindrlhf.metrics.console import short_number
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.models.parameters import parameter_count
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         work, sources, steps = read_work(TrainFlags.of(args), **given)
     limit, reason = memory_limit(work.train, len(work.ranks), args.chip, work.communicator_bytes)
     moved = plan(*work.layouts)
-    figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved, args.chip)
+    figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved, limit, args.chip)
     if args.json:
         print(json.dumps(figures, indent=1))
     else:
@@ -86,7 +89,7 @@ def describe_plan(flags: TrainFlags, objects: Objects) -> str:
     work, sources, steps = read_work(flags, objects)
     limit, reason = memory_limit(work.train, len(work.ranks), outside=work.communicator_bytes)
     moved = plan(*work.layouts)
-    figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved)
+    figures = plan_figures(work, moved, limit) | plan_times(work, steps, moved, limit)
     return plan_text(work, figures, sources, reason)
 
 
@@ -116,33 +119,63 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
         "response_tokens": prompts * samples * response,
         "flops": {phase: int(prompts * each) for phase, each in flops.items() if phase in work.phases},
         "reshard": {"sends": moved.sent, "receives": moved.received, "least": moved.least},
+        "exchange": exchanged(work, moved),
         "limit": limit,
         "fits": fits,
         "remedies": [] if fits else [asdict(remedy) for remedy in remedies(work)],
     }
 
 
-def plan_times(work: Work, steps: int | None, moved: Plan, chip: str | None = None) -> dict[str, Any]:
-    """Forecast a step's seconds by phase, and describe them.
+def plan_times(work: Work, steps: int | None, moved: Plan, limit: int, chip: str | None = None) -> dict[str, Any]:
+    """Forecast a step's seconds by phase, describe them, and compare divisions of split ranks.
 
     The seconds are None for a short run. A device with memory of its own has the figures of a chip; otherwise all of
-    the job's processes are assumed to share this machine.
+    the job's processes are assumed to share this machine. limit: bytes that one process may use.
     """
     target = work.train.context.device_target
     processes = len(work.ranks)
     device = work.train.context.device
     if not device.in_host_memory:
-        name = chip or device.default_chip
-        seconds = chip_seconds(work, find_chip(name), max(moved.received.values(), default=0))
-        products, memory, links = (f"{share:.0%}" for share in SHARES)
-        shares = f"{products} of a {name}'s rate of products, {memory} of its memory's, {links} of its links'"
-        return {"step_seconds": seconds, "time": time_line(work, steps, seconds), "assumed": shares}
+        return chip_times(work, steps, moved, chip)
     if target != default_device() or under_msrun():
-        return {"step_seconds": None, "time": f"measured when the job begins, on {target}"}
+        return {"step_seconds": None, "time": f"measured when the job begins, on {target}", "division": None}
     with launch(target, worker_count=1, layout_source="mindrlhf plan"):
         rates = run_rates(work, steps, matmul_ceiling(target, work.train.model.compute_dtype) / processes)
-    seconds = forecast(work, [rates and rates.shared(processes)])
-    return {"step_seconds": seconds, "time": time_line(work, steps, seconds)}
+        seconds = forecast(work, [rates and rates.shared(processes)])
+        division = None
+        if seconds and work.infer.first_rank:
+
+            def other_seconds(other: Work) -> dict[str, float]:
+                return forecast(other, [measured_rates(other).shared(processes)])
+
+            division = compare_divisions(work, seconds, other_seconds, lambda _: limit).figures()
+    return {"step_seconds": seconds, "time": time_line(work, steps, seconds), "division": division}
+
+
+def chip_times(work: Work, steps: int | None, moved: Plan, chip: str | None) -> dict[str, Any]:
+    """Forecast as `plan_times` from the figures of a chip."""
+    name = chip or work.train.context.device.default_chip
+    figures = find_chip(name)
+
+    def seconds_of(one: Work, transfers: Plan) -> dict[str, float]:
+        return chip_seconds(one, figures, max(transfers.received.values(), default=0))
+
+    def limit_of(one: Work) -> int:
+        return memory_limit(one.train, len(one.ranks), chip, one.communicator_bytes)[0]
+
+    seconds = seconds_of(work, moved)
+    division = None
+    if work.infer.first_rank:
+        others = compare_divisions(work, seconds, lambda one: seconds_of(one, plan(*one.layouts)), limit_of)
+        division = others.figures()
+    products, memory, links = (f"{share:.0%}" for share in SHARES)
+    shares = f"{products} of a {name}'s rate of products, {memory} of its memory's, {links} of its links'"
+    return {
+        "step_seconds": seconds,
+        "time": time_line(work, steps, seconds),
+        "assumed": shares,
+        "division": division,
+    }
 
 
 def read_work(
@@ -252,10 +285,21 @@ def plan_text(work: Work, figures: dict[str, Any], sources: tuple[str, str], lim
             f"operations       {short_number(sum(flops.values()))} FLOP at most: {operations}",
             f"time             {figures['time']}",
             *([f"                 assumed: {figures['assumed']}"] if "assumed" in figures else []),
+            *split_lines(work, figures),
             "",
             *verdict(figures, fullest, limit),
         )
     )
+
+
+def split_lines(work: Work, figures: dict[str, Any]) -> Iterator[str]:
+    """Describe the exchange between the sides of a split job, and its possible divisions."""
+    if figures["exchange"]:
+        yield exchange_line(figures["exchange"], len(work.trains))
+        if figures["division"]:
+            yield from ("", *division_lines(figures["division"]))
+        else:
+            yield "divisions        not compared, for a step has no forecast"
 
 
 def images_line(work: Work, source: str) -> Iterator[str]:

@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple, Protocol
 
 from mindrlhf.configs.model_defaults import with_all_workers
-from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
 from mindrlhf.errors import UserError
 
-SPLIT = "split"  # of trainer.placement
+SPLIT, COLOCATED = "split", "colocated"  # of trainer.placement
 TRAINER_FLAG, GENERATOR_FLAG = "--trainer_ranks", "--generator_ranks"
 
 
@@ -63,6 +63,23 @@ def placed(train: ModelYaml, infer: ModelYaml, placement: str, division: Divisio
         found = f"trainer.placement is {placement}, and {TRAINER_FLAG} and {GENERATOR_FLAG} divide the ranks"
         raise UserError(f"{found}; set trainer.placement to split, or leave them out.")
     return infer
+
+
+def divided_anew(
+    train: ModelYaml, infer: ModelYaml, division: Division, placement: str = SPLIT
+) -> tuple[ModelYaml, ModelYaml]:
+    """Give placed layouts other numbers of ranks, by data-parallel ones alone.
+
+    Raises UserError if the tensor-parallel ranks and stages do not divide them.
+    """
+    train, infer = division.fitted(_without_replicas(train), _without_replicas(infer))
+    return train, placed(train, infer, placement, division if placement == SPLIT else Division())
+
+
+def _without_replicas(yaml: ModelYaml) -> ModelYaml:
+    """Forget the place of a layout, and its number of data-parallel ranks."""
+    given = yaml.parallel.model_dump(exclude={"data_parallel"}, exclude_unset=True)
+    return yaml.model_copy(update={"parallel": ParallelSettings(**given), "first_rank": 0})
 
 
 def check_workers(train: ModelYaml, infer: ModelYaml, placement: str, workers: int) -> None:

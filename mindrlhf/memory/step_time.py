@@ -168,17 +168,29 @@ def forecast(work: Work, ranks: Sequence[Rates | None]) -> dict[str, float] | No
 
 
 def side_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Add up the seconds of a `forecast` on the ranks of each layout."""
+    """Add up the seconds of a `forecast` on the ranks of each layout.
+
+    Both bring the updated weights over.
+    """
     sides = {"train": 0.0, "infer": 0.0}
     for phase, took in seconds.items():
-        sides[ROLES[PHASES[phase].role].layout] += took
+        for side in sides if phase == "reshard" else (ROLES[PHASES[phase].role].layout,):
+            sides[side] += took
     return sides
 
 
 def length_of_step(work: Work, seconds: Mapping[str, float]) -> float:
     """Compute a step's seconds from a `forecast`; split ranks overlap with a staleness."""
-    sides = side_seconds(seconds).values()
-    return max(sides) if work.infer.first_rank and work.config.trainer.staleness else sum(sides)
+    overlaps = work.infer.first_rank and work.config.trainer.staleness
+    return max(side_seconds(seconds).values()) if overlaps else sum(seconds.values())
+
+
+def idle_shares(work: Work, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Compute the share of a step that the ranks of each layout wait; empty for colocated ones."""
+    step = length_of_step(work, seconds)
+    if not work.infer.first_rank or not step:
+        return {}
+    return {side: 1 - took / step for side, took in side_seconds(seconds).items()}
 
 
 def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None) -> str:
@@ -191,9 +203,8 @@ def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None
     )
     whole = "" if steps is None else f", {short_duration(steps * step)} for {steps:,} steps"
     idle = ""
-    if work.infer.first_rank and step:
-        waits = {side: f"{100 * (1 - took / step):.0f}%" for side, took in side_seconds(seconds).items()}
-        idle = f"; ranks that train wait {waits['train']} of it, and ranks that generate {waits['infer']}"
+    if waits := idle_shares(work, seconds):
+        idle = f"; ranks that train wait {waits['train']:.0%} of it, and ranks that generate {waits['infer']:.0%}"
     return (
         f"about {short_duration(step)} a step ({named}){whole}{idle}, if every answer has "
         f"{work.config.rollout.max_new_tokens:,} tokens; compiling graphs comes on top"

@@ -81,6 +81,69 @@ def test_time_on_a_chip_is_forecast_from_its_figures(planned):
     assert work < seconds["910B3"]["ref"] < 3 * work, "and sums over tensor-parallel ranks"
 
 
+FIVE = ("--device", "Ascend", "--prompt_tokens", "64", "trainer.staleness=1")  # ranks of the tiny model on a device
+
+
+def five(trainers: int, generators: int) -> list[str]:
+    flags = ["--trainer_ranks", str(trainers), "--generator_ranks", str(generators)]
+    sides = (("train", trainers), ("infer", generators))
+    return [*FIVE, *flags, *(f"{name}_yaml.parallel_config.data_parallel={ranks}" for name, ranks in sides)]
+
+
+def test_a_division_of_ranks_is_proposed_with_its_arguments(planned):
+    """Data-parallel ranks divide 8 prompts: 1 + 4 and 4 + 1 are possible, and 2 + 3 is refused."""
+    figures = planned("tiny", *five(1, 4))
+    found = figures["division"]
+    assert found.keys() == {"given", "proposed", "colocated", "tried"}
+    assert [(one["trainers"], one["generators"]) for one in found["tried"]] == [(1, 4), (4, 1)]
+    assert found["given"] == found["tried"][0]
+    assert found["colocated"] is None
+    given = found["given"]
+    seconds = figures["step_seconds"]
+    training = seconds["ref"] + seconds["update_actor"] + seconds["reshard"]
+    assert given["side_seconds"] == pytest.approx({"train": training, "infer": seconds["gen"] + seconds["reshard"]})
+    assert given["step_seconds"] == max(given["side_seconds"].values())
+    assert given["peak"] == max(rank["peak"] for rank in figures["ranks"])
+    shortest = min(found["tried"], key=lambda one: one["step_seconds"])
+    assert found["proposed"] == shortest
+    for one in found["tried"]:
+        other = planned("tiny", *FIVE, *one["arguments"])["division"]
+        assert (other["given"], other["proposed"]) == (one, shortest)
+    for trainers in (2, 3):
+        with pytest.raises(json.JSONDecodeError):
+            planned("tiny", *five(trainers, 5 - trainers))
+
+
+def test_the_page_shows_the_table_of_its_command(root, capsys):
+    page = (root / "docs" / "parallelism.md").read_text()
+    section = page[page.index("### How many ranks for each side") :]
+    command, table = re.findall(r"```(?:bash|text)\n(.*?)\n```", section, re.DOTALL)[:2]
+    assert main(command.replace("\\\n", "").split()[1:]) == 0
+    assert f"\n\n{table}\n\n" in capsys.readouterr().out
+
+
+def test_the_sides_of_a_split_job_exchange_weights_and_answers(planned):
+    figures = planned("tiny", *five(1, 4))
+    answers = 8 * (4 * 64 + 8 * 128 * 13)  # an id, a mark and two log-probs for a token
+    assert figures["exchange"] == {"weights": 4 * 4 * PAIRS["tiny"][3], "experiences": answers}
+    assert sum(figures["reshard"]["receives"].values()) == figures["exchange"]["weights"]
+    alone = planned("tiny", "--prompt_tokens", "64", "trainer.total_steps=1")
+    assert (alone["exchange"], alone["division"]) == (None, None)
+
+
+def test_divisions_are_compared_by_rates_of_this_machine(planned, flags, capsys):
+    sides = ("--prompt_tokens", "64", "--trainer_ranks", "1", "--generator_ranks", "1")
+    figures = planned("tiny", *sides, "trainer.total_steps=1000000")
+    seconds = figures["step_seconds"]
+    (only,) = figures["division"]["tried"]
+    sums = {"train": seconds["ref"] + seconds["update_actor"], "infer": seconds["gen"]}
+    assert only["side_seconds"] == pytest.approx(sums)
+    assert only["step_seconds"] == pytest.approx(sum(sums.values()))
+    assert figures["division"]["colocated"]["idle"] == {}, "nobody waits"
+    main(["plan", *flags("tiny", *sides, "trainer.total_steps=1")])
+    assert "\ndivisions        not compared, for a step has no forecast\n" in capsys.readouterr().out
+
+
 def test_buffers_of_hccl_and_gaps_are_in_the_peak(planned, monkeypatch):
     """All ranks, four tensor-parallel ones, two of a pipeline: three groups with two buffers of 200 MB each."""
     ranks = planned("7b", "--prompt_tokens", "512")["ranks"]

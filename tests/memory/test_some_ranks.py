@@ -74,7 +74,7 @@ def test_meshes_on_some_of_the_ranks(monkeypatch, generating):
 def test_both_sides_of_a_split_job_are_shown():
     job = work({"model_parallel": 2}, {"data_parallel": 2}, ("trainer.staleness=1",), first_rank=2)
     assert job.ranks == [0, 1, 2, 3]
-    figures = plan_figures(job, reshard_plan(*job.layouts), limit=GIB) | {"time": "-"}
+    figures = plan_figures(job, reshard_plan(*job.layouts), limit=GIB) | {"time": "-", "division": None}
     text = plan_text(job, figures, "given", "limit")
     assert "trains dp 1 x tp 2 x pp 1, generates dp 2 x tp 1 x pp 1 on ranks of their own" in text
     tables = [part for part in text.split("\n\n") if part.startswith("rank ")]
@@ -83,6 +83,7 @@ def test_both_sides_of_a_split_job_are_shown():
     lines = [{line.split("  ")[0] for line in table.splitlines()} for table in tables]
     assert "moments" in lines[0] - lines[1]
     assert {"kv_cache", "infer_weights"} <= lines[1] - lines[0]
+    assert "\ndivisions        not compared, for a step has no forecast\n" in text
 
 
 @pytest.mark.parametrize(("staleness", "length"), [(0, 10.0), (1, 7.0)])
@@ -95,6 +96,7 @@ def test_sides_overlap_with_a_staleness(staleness, length):
         1: "train wait 0% of it, and ranks that generate 57%",
     }
     assert waits[staleness] in time_line(job, 5, seconds)
+    assert length_of_step(job, {**seconds, "reshard": 2.0}) == length + 2, "both bring the weights over"
     colocated = work({}, {}, (f"trainer.staleness={staleness}",))
     assert length_of_step(colocated, seconds) == 10.0
     assert "wait" not in time_line(colocated, 5, seconds)

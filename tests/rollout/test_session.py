@@ -11,7 +11,9 @@ from slow_cases import few_of
 from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.errors import UserError
+from mindrlhf.memory.exchange import ID, OF_ANSWERS
 from mindrlhf.rollout.request import Request
+from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.types import Prompt
 
 SAMPLING = (
@@ -98,6 +100,14 @@ def test_every_request_has_the_tokens_of_its_own_rule(subject, requests, togethe
             assert (rollout.sample_index, rollout.seed) == (sample, SEED)
             ended.add(rollout.finish_reason)
     assert ended == {"eos", "length"}
+
+
+def test_an_answer_has_the_arrays_that_the_plan_of_a_split_job_counts(together):
+    for group in together:
+        for rollout in group.rollouts:
+            assert set(rollout.tokens) == set(OF_ANSWERS)
+            assert rollout.response_ids.itemsize == ID.itemsize
+            assert all(rollout.tokens[name].dtype == TOKEN_ARRAYS[name].dtype for name in OF_ANSWERS)
 
 
 def greedy(subject, prompt, limit):

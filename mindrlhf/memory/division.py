@@ -1,0 +1,128 @@
+"""Divisions of a split job's ranks, compared by the forecast of a step. Pure Python."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mindrlhf.configs.placement import COLOCATED, GENERATOR_FLAG, SPLIT, TRAINER_FLAG, Division, divided_anew
+from mindrlhf.configs.validate import check_batch, check_dynamic_sampling, check_layout
+from mindrlhf.errors import UserError
+from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.remedies import largest_peak
+from mindrlhf.memory.step_time import idle_shares, length_of_step, side_seconds
+
+Forecast = Callable[[Work], Mapping[str, float]]
+"""Forecast of a job's seconds by phase."""
+Limit = Callable[[Work], int]
+"""Bytes that one process of a job may use."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Forecast of a job with one division of its ranks.
+
+    trainers, generators: numbers of ranks; all of them, of a colocated job. placement: `trainer.placement`. arguments:
+    of the command line, for this division. step_seconds: of a step. side_seconds: of each layout's ranks in it. idle:
+    shares of a step, see `idle_shares`. peak: bytes of the fullest rank. fits: within the limit.
+    """
+
+    trainers: int
+    generators: int
+    placement: str
+    arguments: tuple[str, ...]
+    step_seconds: float
+    side_seconds: Mapping[str, float]
+    idle: Mapping[str, float]
+    peak: int
+    fits: bool
+
+    @classmethod
+    def of(cls, work: Work, seconds: Mapping[str, float], limit: int) -> "Outlook":
+        """Look at a job.
+
+        seconds: its forecast. limit: bytes.
+        """
+        peak = largest_peak(work)
+        return cls(
+            trainers=work.train.parallel.workers,
+            generators=work.infer.parallel.workers,
+            placement=SPLIT if work.infer.first_rank else COLOCATED,
+            arguments=tuple(_arguments(work)),
+            step_seconds=length_of_step(work, seconds),
+            side_seconds=side_seconds(seconds),
+            idle=idle_shares(work, seconds),
+            peak=peak,
+            fits=peak <= limit,
+        )
+
+
+@dataclass(frozen=True)
+class Divisions:
+    """Divisions of a job's ranks.
+
+    given: the job's own. tried: each division that `train` would take, by its ranks that train, the given one included.
+    colocated: all ranks on both sides; None if `train` would refuse it.
+    """
+
+    given: Outlook
+    tried: tuple[Outlook, ...]
+    colocated: Outlook | None
+
+    @property
+    def proposed(self) -> Outlook | None:
+        """Division with the shortest step of those that fit; the given one before its equals."""
+        fitting = [one for one in self.tried if one.fits]
+        return min(fitting, key=lambda one: (one.step_seconds, one is not self.given), default=None)
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "given": asdict(self.given),
+            "proposed": asdict(self.proposed) if self.proposed else None,
+            "colocated": asdict(self.colocated) if self.colocated else None,
+            "tried": [asdict(one) for one in self.tried],
+        }
+
+
+def compare_divisions(work: Work, seconds: Mapping[str, float], forecast: Forecast, limit: Limit) -> Divisions:
+    """Try each division of a split job's ranks.
+
+    Tensor-parallel ranks and stages are the given ones, all other ranks data-parallel. seconds: forecast of the job.
+    """
+    ranks = len(work.ranks)
+    given = Outlook.of(work, seconds, limit(work))
+    tried = []
+    for trainers in range(1, ranks):
+        if trainers == given.trainers:
+            tried.append(given)
+        elif other := divided(work, Division(trainers, ranks - trainers)):
+            tried.append(Outlook.of(other, forecast(other), limit(other)))
+    together = divided(work, Division(ranks, ranks), COLOCATED)
+    colocated = Outlook.of(together, forecast(together), limit(together)) if together else None
+    return Divisions(given, tuple(tried), colocated)
+
+
+def divided(work: Work, division: Division, placement: str = SPLIT) -> Work | None:
+    """Give a job another division of its ranks; None if `train` would refuse it."""
+    config = work.config
+    try:
+        train, infer = divided_anew(work.train, work.infer, division, placement)
+        for yaml in (train, infer):
+            check_layout(yaml, work.model, yaml.parallel.workers)
+        check_batch(config, train, infer)
+        check_dynamic_sampling(config, infer)
+        trainer = config.trainer.model_copy(update={"placement": placement})
+        config = config.model_copy(update={"trainer": trainer})
+        return Work.of(config, work.roles, train, infer, work.lengths)
+    except UserError:
+        return None
+
+
+def _arguments(work: Work) -> list[str]:
+    """List the arguments of a division, also for YAMLs that say how many ranks are data-parallel."""
+    arguments = [f"trainer.placement={COLOCATED}"]
+    if work.infer.first_rank:
+        sides = ((TRAINER_FLAG, work.train), (GENERATOR_FLAG, work.infer))
+        arguments = [word for flag, yaml in sides for word in (flag, str(yaml.parallel.workers))]
+    sides = (("train_yaml", work.train), ("infer_yaml", work.infer))
+    return arguments + [f"{name}.parallel_config.data_parallel={yaml.parallel.data_parallel}" for name, yaml in sides]

@@ -1,0 +1,51 @@
+"""Bytes that the two sides of a split job exchange in a step. Pure Python."""
+
+import numpy as np
+
+from mindrlhf.memory.estimate import Work
+from mindrlhf.models.routing import RoutingForm
+from mindrlhf.reshard.plan import Plan
+from mindrlhf.token_arrays import TOKEN_ARRAYS
+
+ID = np.dtype(np.int32)  # of a token
+OF_ANSWERS = ("sampled", "behaviour_log_probs", "policy_log_probs")  # arrays that each answer has
+CHANNELS = 3  # of a picture, a byte each
+
+
+def exchanged(work: Work, moved: Plan) -> dict[str, int] | None:
+    """Compute the bytes that each side receives from the other in a step; None for a colocated job.
+
+    weights: on all ranks that generate. experiences: on all ranks that train, see `experience_bytes`.
+    """
+    if not work.infer.first_rank:
+        return None
+    return {"weights": sum(moved.received.values()), "experiences": experience_bytes(work) * len(work.trains)}
+
+
+def experience_bytes(work: Work) -> int:
+    """Compute the bytes of a step's prompts and answers, all of the greatest lengths.
+
+    Each rank that trains receives all of them. It does not count rewards, the rows' texts, and the message's own form.
+    """
+    config = work.config
+    sampling = config.dynamic_sampling
+    prompts = config.data.prompts_per_step
+    if sampling.enabled:
+        prompts = (sampling.prompts_per_round or prompts) * sampling.max_rounds
+    names = [*OF_ANSWERS, *(["turn_rewards"] if config.rollout.environment else [])]
+    token = ID.itemsize + sum(np.dtype(TOKEN_ARRAYS[name].dtype).itemsize for name in names)
+    routing = 0
+    if config.rollout.records_routing:
+        form = RoutingForm.of(work.model)
+        routing = form.width * np.dtype(form.dtype).itemsize
+    answers = config.rollout.num_generations * config.rollout.max_new_tokens * (token + routing)
+    prompt = work.lengths.prompt * ID.itemsize + (work.lengths.prompt - 1) * routing
+    return prompts * (prompt + answers + _picture_bytes(work))
+
+
+def _picture_bytes(work: Work) -> int:
+    """Compute the bytes of the pixels of a prompt's pictures."""
+    if work.model.vision is None:
+        return 0
+    side = work.model.vision.patch_size
+    return sum(rows * columns * side**2 * CHANNELS for _, rows, columns in work.lengths.pictures.grids)
