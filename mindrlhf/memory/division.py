@@ -1,4 +1,4 @@
-"""Divisions of a split job's ranks, compared by the forecast of a step. Pure Python."""
+"""Divisions of a split job's ranks, compared by forecasts. Pure Python."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -70,7 +70,10 @@ class Divisions:
 
     @property
     def proposed(self) -> Outlook | None:
-        """Division with the shortest step of those that fit; the given one before its equals."""
+        """Division that fits with the shortest step.
+
+        The given one is chosen before its equals; None if no division fits.
+        """
         fitting = [one for one in self.tried if one.fits]
         return min(fitting, key=lambda one: (one.step_seconds, one is not self.given), default=None)
 
@@ -119,7 +122,10 @@ def divided(work: Work, division: Division, placement: str = SPLIT) -> Work | No
 
 
 def _arguments(work: Work) -> list[str]:
-    """List the arguments of a division, also for YAMLs that say how many ranks are data-parallel."""
+    """List the arguments of a division.
+
+    They override data-parallel ranks of a YAML.
+    """
     arguments = [f"trainer.placement={COLOCATED}"]
     if work.infer.first_rank:
         sides = ((TRAINER_FLAG, work.train), (GENERATOR_FLAG, work.infer))

@@ -1,4 +1,4 @@
-"""Both sides of a split job in words: bytes between them, and other divisions of the ranks."""
+"""Text about both sides of a split job, and about its possible divisions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -72,7 +72,10 @@ def _numbers(one: Row) -> str:
 
 
 def _cells(name: str, one: Row | None) -> tuple[str, ...]:
-    """Make a row of the table; one without figures for a job that `train` would refuse."""
+    """Make a row of the table.
+
+    one: None for a job that `train` would refuse.
+    """
     if one is None:
         return (name, *["-"] * 6, "refused")
     sides = []

@@ -1,4 +1,4 @@
-"""Bytes that the two sides of a split job exchange in a step. Pure Python."""
+"""Bytes between the two sides of a split job. Pure Python."""
 
 import numpy as np
 
@@ -13,9 +13,10 @@ CHANNELS = 3  # of a picture, a byte each
 
 
 def exchanged(work: Work, moved: Plan) -> dict[str, int] | None:
-    """Compute the bytes that each side receives from the other in a step; None for a colocated job.
+    """Compute the bytes that each side receives from the other in a step.
 
-    weights: on all ranks that generate. experiences: on all ranks that train, see `experience_bytes`.
+    None for a colocated job. weights: on all ranks that generate. experiences: on all ranks that train, see
+    `experience_bytes`.
     """
     if not work.infer.first_rank:
         return None

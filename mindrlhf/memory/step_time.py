@@ -186,7 +186,10 @@ def length_of_step(work: Work, seconds: Mapping[str, float]) -> float:
 
 
 def idle_shares(work: Work, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Compute the share of a step that the ranks of each layout wait; empty for colocated ones."""
+    """Compute the share of a step that each layout's ranks wait.
+
+    Colocated ranks have none: the mapping is empty.
+    """
     step = length_of_step(work, seconds)
     if not work.infer.first_rank or not step:
         return {}
