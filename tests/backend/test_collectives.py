@@ -4,6 +4,8 @@ One function holds all checks of a run, because starting workers takes far longe
 what every other rank contributes (`contribution` is a pure function of the rank), so it can compute what must arrive.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from workers import run_workers
@@ -244,6 +246,42 @@ def test_two_workers(library):
 def test_four_workers_and_all_groups_of_their_meshes():
     groups = [(0, 1), (2, 3), (1, 2, 3), (0, 1, 2, 3), (0, 2), (1, 3)]
     assert run_workers(4, __file__, "check_all", groups=groups) == [3, 4, 4, 4]
+
+
+class Counted:
+    """Peers that count the bytes they send."""
+
+    def __init__(self, peers):
+        self.sent = 0
+        self.receive = peers.receive
+        self._peers = peers
+
+    def send(self, array, to):
+        self.sent += array.nbytes
+        self._peers.send(array, to)
+
+    def exchange(self, outgoing, incoming):
+        self.sent += sum(array.nbytes for arrays in outgoing.values() for array in arrays)
+        self._peers.exchange(outgoing, incoming)
+
+
+def sent_by_a_broadcast(world, size: int) -> int:
+    """Bytes that this rank sends while rank 1 tells the others."""
+    counted = Counted(world.channels.gathers)
+    told = Collectives(replace(world, channels=replace(world.channels, gathers=counted))).broadcast_object(
+        b"x" * size, 1
+    )
+    assert told == b"x" * size
+    return counted.sent
+
+
+@pytest.mark.msrun
+def test_a_broadcast_sends_one_byte_back():
+    """An answer is longer than what a socket holds."""
+    size = 3 << 20
+    sent = run_workers(3, __file__, "sent_by_a_broadcast", size=size)
+    assert sent[0] == sent[2] == 1
+    assert 2 * size < sent[1] < 2 * size + 200
 
 
 def test_a_group_of_one_is_the_identity():

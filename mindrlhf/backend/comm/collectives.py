@@ -95,8 +95,15 @@ class Collectives:
         return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, root: int, group: Sequence[int] | None = None) -> Any:
-        values = self.all_gather_object(value if self.world.rank == root else None, group)
-        return values[self._ranks(group).index(root)]
+        """Return the picklable value of `root`, one of the group; that of other ranks is ignored."""
+        ranks = self._ranks(group)
+        place = ranks.index(root)
+        if len(ranks) == 1:
+            return value
+        if self.by_library:
+            return self.all_gather_object(value if self.world.rank == root else None, ranks)[place]
+        message = np.frombuffer(pickle.dumps(value), np.int8) if self.world.rank == root else None
+        return pickle.loads(spread_over(self.world.channels.gathers, message, ranks, root).tobytes())
 
     def graph_group(self, group: Sequence[int] | None = None) -> str:
         return _group_name(self._ranks(group), self.world.size)
@@ -135,6 +142,24 @@ def gather_over(peers: SocketPeers, data: np.ndarray, ranks: Sequence[int], rank
     else:
         peers.exchange({other: [data] for other in rows}, {other: [row] for other, row in rows.items()})
     return gathered
+
+
+def spread_over(peers: SocketPeers, data: np.ndarray | None, ranks: Sequence[int], root: int) -> np.ndarray:
+    """Bring the bytes int8[n] of `root` to all ranks, without others' knowing their number.
+
+    Each rank of `ranks` calls it. data: None on the others, which answer with a byte: `root` learns of a rank that is
+    gone or stands still.
+    """
+    thanks = np.zeros(1, np.int8)
+    if data is None:
+        data = np.empty(int(peers.receive(np.empty(1, np.int64), root)[0]), np.int8)
+        peers.exchange({root: [thanks]}, {root: [data]})
+        return data
+    others = [other for other in ranks if other != root]
+    for other in others:
+        peers.send(np.array([data.size]), other)
+    peers.exchange({other: [data] for other in others}, {other: [thanks] for other in others})
+    return data
 
 
 def _gather_by_library(data: np.ndarray, group: str, size: int) -> np.ndarray:
