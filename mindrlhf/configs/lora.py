@@ -16,12 +16,14 @@ import regex
 from pydantic import Field, field_validator
 
 from mindrlhf.configs.base import Float32, Settings
-from mindrlhf.configs.model_names import MODULES
+from mindrlhf.configs.model_names import MCORE_MODULES, MODULES
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import shortened
 
 ALL_LINEAR = "all-linear"
 LAYERS = "model.layers."  # the beginning of every layer's names, in Hugging Face's checkpoints and ours
+
+MCORE_LAYERS = "decoder.layers."  # the same in MindFormers' newer models
 
 MATCH_S = 0.2  # of processor time for a pattern and a path; a pattern may take for ever otherwise
 
@@ -141,10 +143,13 @@ class PetSettings(Settings):
 
 def _translated(pattern: str) -> list[str]:
     """List Hugging Face's names of the modules that a pattern of MindFormers' matches."""
+    paths = [(f"{LAYERS}0.{path}", [name]) for path, name in MODULES.items()]
+    paths += [(f"{MCORE_LAYERS}0.{path}", names) for path, names in MCORE_MODULES.items()]
     try:
-        return [name for path, name in MODULES.items() if matches(f"({pattern}).*", f"{LAYERS}0.{path}")]
+        found = {name for path, names in paths if matches(f"({pattern}).*", path) for name in names}
     except regex.error:
         return []
+    return [name for name in MODULES.values() if name in found]
 
 
 @cache

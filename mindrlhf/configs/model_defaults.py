@@ -82,5 +82,6 @@ def open_model_yaml(
 ) -> ModelYaml:
     """Read the model YAML of a role, or build it as `default_model_yaml`."""
     if path is not None:
-        return load_model_yaml(path, overrides)
+        yaml = load_model_yaml(path, overrides)
+        return with_all_workers(yaml, workers) if yaml.takes_all_ranks else yaml
     return default_model_yaml(role, device, workers, tensor_parallel, overrides)

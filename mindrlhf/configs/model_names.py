@@ -20,5 +20,7 @@ SHAPE_FIELDS = {key: field for field, (_, key) in _SHAPE.items()}
 SPELLINGS = {hf: key for hf, key in _NAMES.values() if hf not in (None, key)} | _TABLES["spellings"]
 # MindFormers' path of a linear module within a layer -> its name in Hugging Face's models.
 MODULES = _TABLES["modules"]
+# The same of MindFormers' newer models, of which one module is several of these.
+MCORE_MODULES = _TABLES["mcore_modules"]
 # Unsupported kind of model -> keys of model settings that only this kind has.
 SIGNS = {kind: keys.split() for kind, keys in _TABLES["unsupported"].items()}

@@ -22,6 +22,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import GROUP, SAMPLING_KEYS, ModelSettings
 from mindrlhf.configs.problems import Group, brief, build, unknown_name
+from mindrlhf.configs.pynative_yaml import in_first_form
 from mindrlhf.configs.unsupported import sign_of_another, unsupported
 from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, not_finite, read_chain, read_yaml
 from mindrlhf.errors import UserError
@@ -132,6 +133,9 @@ class ModelYaml(Settings):
     recompute: RecomputeSettings = RecomputeSettings()
     context: ContextSettings = ContextSettings()
     lora: PetSettings | None = Field(None, description="`lora_config`, or `model.model_config.pet_config`.")
+    takes_all_ranks: bool = Field(
+        False, description="Ranks that no layout takes are data-parallel, as in MindFormers 2; no key of the file."
+    )
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
 
     @property
@@ -210,7 +214,8 @@ def typed_model_yaml(layered: Layer, path: str) -> ModelYaml:
 
     Raises UserError as `load_model_yaml`.
     """
-    reader = _Reader(layered, path)
+    layered, unused, takes_all_ranks = in_first_form(layered)
+    reader = _Reader(layered, path, unused)
     reader.check_kind()
     return ModelYaml(
         path=path,
@@ -226,6 +231,7 @@ def typed_model_yaml(layered: Layer, path: str) -> ModelYaml:
         recompute=reader.group(RecomputeSettings, ("recompute_config",)),
         context=reader.group(ContextSettings, ("context",), elsewhere={("context", "jit_config"): "jit_level"}),
         lora=reader.group(PetSettings, ("lora_config",)) if reader.mapping(("lora_config",)) else None,
+        takes_all_ranks=takes_all_ranks,
         unused=reader.rest(),
     )
 

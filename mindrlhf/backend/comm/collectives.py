@@ -95,7 +95,7 @@ class Collectives:
         return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, root: int, group: Sequence[int] | None = None) -> Any:
-        """Return the picklable value of `root`, one of the group; that of other ranks is ignored."""
+        """Return the picklable value of `root`, one of the group."""
         ranks = self._ranks(group)
         place = ranks.index(root)
         if len(ranks) == 1:
