@@ -203,7 +203,7 @@ class TrainBatch:
     by_position: name -> (int32[N, P], int32[N*G, R]), the model's inputs of each position of prompts and completions:
         positions, the place in the sequence; dropout_keys, random numbers for dropout masks, if any; routing, experts
         that are replayed, if any, [..., width].
-    images: name -> array, inputs of a vision tower (`models.inputs`), if any.
+    images: name -> array, inputs of a vision tower or its rows (`models.inputs`), if any.
     """
 
     prefix_ids: np.ndarray

@@ -7,15 +7,14 @@
 Linear weights are [out, in] as in HF and MindFormers. The parameters are passed by name (`parameters.py` has the
 table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of one
 pipeline stage's layers. Adapter matrices that `config` does not have are not used: `ModelConfig.base` is the same model
-without its adapters. A model that sees has a vision tower (`models.vision`) on its first stage. Not supported:
-dropout except of adapters' inputs, sliding windows.
+without its adapters. A model that sees has a vision tower (`models.vision`) on its first stage, or takes its rows. Not
+supported: dropout except of adapters' inputs, sliding windows.
 """
 
 from collections.abc import Mapping
 
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import ExpertParallel, TensorParallel
 from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.model import ModelConfig
@@ -27,8 +26,6 @@ from mindrlhf.models.inputs import (
     INPUT_IDS,
     LENGTHS,
     NAMES,
-    PATCH_PLACES,
-    PATCHES,
     POSITIONS,
     PREFIX_IDS,
     PREFIX_LENGTHS,
@@ -39,8 +36,9 @@ from mindrlhf.models.layer import Layer, side_outputs
 from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.routing import RoutingForm
+from mindrlhf.models.vision.batch import PatchInputs, PictureInputs, RowInputs
+from mindrlhf.models.vision.image_rows import ImageRows
 from mindrlhf.models.vision.positions import section_spans
-from mindrlhf.models.vision.tower import Tower
 from mindrlhf.models.weight import Weight
 
 
@@ -55,11 +53,12 @@ class Decoder(nn.Cell):
     for_updates: adapters have dropout as in `config`; the halves are composed then. packed: weights packed for decode
     steps (`PackedWeights`), by name; the operators must be for this packing. replays: the routing of experts is an
     input of the positions. records: it is a side output of each layer with experts, and decode steps write it to a
-    cache.
+    cache. image_rows: rows of a tower outside of the graphs, in its place.
 
-    inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`). sides: side outputs of this
-    stage's layers, in order; model_sides: of all stages' layers. never_drawn: see `models.allowed_tokens`. blocks: all
-    of them, of the last block of a model whose weights are gathered block by block (`training.block_passes`).
+    inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`). pictures: builder of those of
+    pictures; None for text alone. sides: side outputs of this stage's layers, in order; model_sides: of all stages'
+    layers. never_drawn: see `models.allowed_tokens`. blocks: all of them, of the last block of a model whose weights are
+    gathered block by block (`training.block_passes`).
     """
 
     def __init__(
@@ -78,6 +77,7 @@ class Decoder(nn.Cell):
         replays: bool = False,
         records: bool = False,
         spread: ExpertParallel | None = None,
+        image_rows: RowInputs | None = None,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
@@ -88,13 +88,11 @@ class Decoder(nn.Cell):
         self._hold_device(operators, shards)
         dropout = config.dropout if for_updates else 0.0
         self.drops = dropout > 0
-        self._hold_arrays(config, numbers, replays, records)
-        self.hidden_size = config.hidden_size
-        self.head_trains = config.text_trains
+        self._hold_arrays(config, numbers, replays, records, image_rows)
         adapters = adapter_rows(config)
         if self.is_first:
             self.embed = Embedding(parameters.get(EMBEDDING), config.vocab_size, config.tie_word_embeddings, shards)
-            self.tower = Tower(config.vision, parameters, operators, adapters) if self.sees else None
+            self.images = ImageRows(config.vision, parameters, operators, adapters, shards, image_rows is None)
         if self.is_last:
             self._hold_head(config, parameters, packed or {})
         of_halves = operators.composed if dropout else operators
@@ -123,24 +121,28 @@ class Decoder(nn.Cell):
         self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps), *choice)
         self._hold_drawing(operators)
 
-    def _hold_arrays(self, config: ModelConfig, numbers: range, replays: bool, records: bool) -> None:
-        """Set the names of inputs and side outputs, and their forms."""
+    def _hold_arrays(
+        self, config: ModelConfig, numbers: range, replays: bool, records: bool, image_rows: RowInputs | None
+    ) -> None:
+        """Set the names of inputs and side outputs, their forms, and facts about both."""
         self.blocks: tuple = ()
-        self.vision = config.vision
         self.sees = config.vision is not None
+        self.pictures: PictureInputs | None = (image_rows or PatchInputs(config.vision)) if self.sees else None
         self.sections = section_spans(config.vision.sections) if self.sees else ()
         self.never_drawn = masked_tokens(config, *self.shards.share(config.vocab_size))
         drops = (DROPOUT,) if self.drops else ()
         self.row_inputs = (*drops, *((ROUTING,) if replays else ()), *(SEEN if self.sees else ()))
         self.shared_inputs = len(NAMES)
         self.first_image_input = len(NAMES) + len(self.row_inputs)
-        self.inputs = (*NAMES, *self.row_inputs, *((PATCHES, PATCH_PLACES) if self.sees else ()))
+        self.inputs = (*NAMES, *self.row_inputs, *(self.pictures.names if self.sees else ()))
         self.sides = side_outputs(config, numbers, records)
         self.model_sides = side_outputs(config, range(config.num_layers), records)
         self.replays = replays
         self.records = records
         self.routing = RoutingForm.of(config) if replays or records else None
         self.has_experts = tuple(i in config.expert_layers for i in numbers)
+        self.hidden_size = config.hidden_size
+        self.head_trains = config.text_trains
         self.chosen = config.num_experts_per_tok
         self.experts = config.num_experts
 
@@ -232,14 +234,8 @@ class Decoder(nn.Cell):
 
     def _with_images(self, x, inputs):
         """Put the tower's rows in place of the embeddings [rows, hidden] of images' tokens."""
-        if not self.sees:
-            return x
-        places = inputs[self.first_image_input - 1]
-        if self.sequence:
-            places = places[self.shard * x.shape[0] : (self.shard + 1) * x.shape[0]]
-        seen = self.tower(inputs[self.first_image_input], inputs[self.first_image_input + 1]).astype(x.dtype)
-        own = ops.gather(seen, ops.select(places > 0, places - 1, ops.zeros_like(places)), 0)
-        return ops.select(expand(places.reshape((-1, 1)), x.shape) > 0, own, x)
+        first = self.first_image_input
+        return self.images(x, inputs[first - 1], inputs[first:]) if self.sees else x
 
     def _embed(self, ids):
         """Embed int32[T] -> [rows, hidden]."""

@@ -22,11 +22,13 @@ ROUTING = "routing"
 
 LINES, COLUMNS, IMAGE_ROWS = "position_lines", "position_columns", "image_rows"
 PATCHES, PATCH_PLACES = "patches", "patch_places"
+TOWER_ROWS = "tower_rows"
 """Further inputs of decoders that see.
 
 POSITIONS is the time of each position then; LINES, COLUMNS: int32[T], its other two numbers
 (`models.vision.positions`). IMAGE_ROWS: int32[T], 0 for text; of an image's token, 1 + its row of the tower's output.
-PATCHES, PATCH_PLACES: the tower's inputs.
+PATCHES, PATCH_PLACES: the tower's inputs. TOWER_ROWS: its output in their place, float32[rows, hidden]
+(`models.vision.batch`).
 """
 SEEN = (LINES, COLUMNS, IMAGE_ROWS)
 

@@ -1,6 +1,6 @@
 """Inputs of prefill: prompts padded to one shape, and their pictures.
 
-A picture that several prompts show is in the tower's inputs once, and a prompt is prefilled once for all its answers.
+A picture that several prompts show is in the arrays once, and a prompt is prefilled once for all its answers.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class PromptArrays:
     """Builder of the arrays that the prefill graph of a decoder takes."""
 
     def __init__(self, decoder: Decoder):
-        self._vision = decoder.vision
+        self._pictures = decoder.pictures
         self._further = decoder.inputs[len(NAMES) :]
         self._sizes = KnownSizes()
 
@@ -45,10 +45,10 @@ class PromptArrays:
         ids = np.zeros(shape, np.int32)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt.token_ids) - 1] = prompt.token_ids[:-1]
-        if self._vision is None:
+        if self._pictures is None:
             return [ids, np.tile(np.arange(shape[1], dtype=np.int32), shape[0])]
         alone = [_Unanswered(prompt.token_ids, (prompt.pictures, ())) for prompt in prompts]
         count, size = shape
-        seen, images = image_arrays(alone, (count, 1, size, 1), self._vision, self._sizes)
+        seen, images = image_arrays(alone, (count, 1, size, 1), self._pictures, self._sizes)
         arrays = {name: prefixes.reshape((-1,)) for name, (prefixes, _) in seen.items()} | dict(images)
         return [ids, arrays[TIMES], *(arrays[name] for name in self._further)]

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.models.expert_layers import CHOSEN
 from mindrlhf.models.inputs import DROPOUT, ROUTING
 from mindrlhf.models.routing import Routing, RoutingForm
-from mindrlhf.models.vision.batch import image_arrays
+from mindrlhf.models.vision.batch import PictureInputs, image_arrays
 from mindrlhf.random_numbers import random_keys
 from mindrlhf.shapes import padded_prefix, round_up
 from mindrlhf.token_arrays import TOKEN_ARRAYS
@@ -173,14 +172,14 @@ def pad(
     weights: Rows | None = None,
     fields: Mapping[str, Rows] | None = None,
     draw: tuple[int, ...] | None = None,
-    vision: VisionConfig | None = None,
+    pictures: PictureInputs | None = None,
     routing: RoutingForm | None = None,
 ) -> TrainBatch:
     """Build the arrays of one micro-batch.
 
     weights, fields: per group, per sample, [R]; weights are 0 for left-out tokens, fields are in `token_arrays`. draw:
-    numbers that key the update's random masks; None without masks. vision: of a model that sees. routing: of a decoder
-    that replays it.
+    numbers that key the update's random masks; None without masks. pictures: of a decoder that sees. routing: of a
+    decoder that replays it.
     """
     rows = batch.count * batch.samples
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
@@ -205,8 +204,8 @@ def pad(
     if draw is not None:
         by_position[DROPOUT] = position_keys(batch, groups, draw)
     images: Mapping[str, np.ndarray] = {}
-    if vision is not None:
-        seen, images = image_arrays([groups[index] for index in batch.groups], batch.shape, vision)
+    if pictures is not None:
+        seen, images = image_arrays([groups[index] for index in batch.groups], batch.shape, pictures)
         by_position |= seen
     if routing:
         by_position[ROUTING] = routings(batch, groups, routing)

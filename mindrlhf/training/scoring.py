@@ -38,7 +38,7 @@ class Scorer:
         if self._first:
             groups = self._first.begin(groups)
         micros = self._scores.cut(groups, self._settings)
-        batches = (pad(one, groups, vision=self._decoder.vision, routing=self._scores.replayed) for one in micros)
+        batches = (pad(one, groups, pictures=self._decoder.pictures, routing=self._scores.replayed) for one in micros)
         counts = iter([len(micro.groups) for micro in micros])
         outputs, sides = self._scores(batches, lambda: progress(next(counts)))
         scores: list = [None] * len(groups)

@@ -96,7 +96,7 @@ class Updater:
         fields = {name: fields[name] for name in self.objective.fields}
         micros = self._gradients.cut(groups, self._settings, self._least_micro_batches)
         draw = (self._seed, self.optimizer.updates) if self._decoder.drops else None
-        forms = self._decoder.vision, self._replayed
+        forms = self._decoder.pictures, self._replayed
         batches = [pad(micro, groups, weights, fields, draw, *forms) for micro in micros]
         metrics: dict[str, list] = {}
         weighted: dict[str, float] = {}

@@ -160,7 +160,7 @@ def test_prompts_with_images_have_the_same_keys_alone_and_beside_others(least):
 
     def keys(some):
         (batch,) = cut(some, 1 << 20, 8)
-        arrays = pad(batch, some, vision=least.config.vision).model_inputs
+        arrays = pad(batch, some, pictures=decoder.pictures).model_inputs
         n, p = arrays["prefix_ids"].shape
         names = ("positions", *decoder.inputs[5:8])
         rows = [Tensor(np.ascontiguousarray(arrays[name][: n * p])) for name in names]

@@ -32,7 +32,7 @@ def logits_of(model, operators):
 
     def run(groups):
         (batch,) = cut(groups, 1 << 20, 4)
-        arrays = pad(batch, groups, vision=model.config.vision).model_inputs
+        arrays = pad(batch, groups, pictures=decoder.pictures).model_inputs
         out = graph(*(Tensor(arrays[name]) for name in decoder.inputs)).asnumpy()
         return batch, out.reshape((-1, batch.response_size, out.shape[-1]))
 
