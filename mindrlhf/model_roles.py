@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.reward_models import RewardModelSettings, scoring_models
 from mindrlhf.files.naming import MODEL_FOLDER
-from mindrlhf.models.parameters import ParameterSpec
+from mindrlhf.models.parameters import ParameterSpec, tower_trains
 
 # Memory groups of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
 SHARED = "shared_weights"
@@ -64,7 +64,8 @@ class Role:
     the first rank of each replica that generates. layout: the model YAML of its layout. value_head: see `ModelConfig`.
     flag: names the path of its first weights, by default the policy's; they have the policy's architecture. setting:
     names the path instead; its model may have any architecture. settings: its group of settings. reads: further memory
-    groups that it needs. scoring, training: None without. checkpoint: kind of its weights in checkpoints, if training
+    groups that it needs. follows: tests the settings for a model that follows the policy without being trained.
+    scoring, training: None without. checkpoint: kind of its weights in checkpoints, if training
     changes them. folder: in `--save_ckpt_dir`, if it is exported. A memory group is a set of parameters that enter and
     leave memory together (`memory.residency`).
     """
@@ -80,6 +81,7 @@ class Role:
     setting: str | None = None
     settings: str | None = None
     reads: tuple[str, ...] = ()
+    follows: Callable[[Any], bool] = lambda config: False
     scoring: Scoring | None = None
     training: Training | None = None
     checkpoint: str | None = None
@@ -93,6 +95,10 @@ class Role:
         if self.listed:
             return [f"{self.name}.{number}" for number in range(len(self.listed(config)))]
         return [self.name] if self.used(config) else []
+
+    def keeps_tower(self, model: ModelConfig, config: Any) -> bool:
+        """Test that a run changes nothing in the vision tower of its model."""
+        return not self.follows(config) and (self.training is None or not tower_trains(model))
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,7 @@ REFERENCE = Role(
     weights=("reference",),
     flag="load_ref_checkpoint",
     reads=POLICY.reads,
+    follows=lambda config: config.algorithm.reference_sync_steps > 0,
     scoring=Scoring("ref", label="ref", array="reference_log_probs"),
     checkpoint="reference",
 )

@@ -40,6 +40,7 @@ from mindrlhf.memory.remedies import remedies
 from mindrlhf.memory.step_time import forecast, measured_rates, run_rates, time_line
 from mindrlhf.metrics.console import short_number
 from mindrlhf.metrics.flops import phase_flops
+from mindrlhf.model_roles import role_of
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.phases import PHASES
 from mindrlhf.reshard.plan import Plan, plan
@@ -104,7 +105,7 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     prompts = config.data.prompts_per_step
     samples = config.rollout.num_generations
     response = config.rollout.max_new_tokens
-    flops = phase_flops(work.roles, [work.group], config.algorithm.num_iterations)
+    flops = operations(work)
     ranks = work.rank_plans()
     fits = max(rank.peak for rank in ranks) <= limit
     return {
@@ -124,6 +125,19 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
         "fits": fits,
         "remedies": [] if fits else [asdict(remedy) for remedy in remedies(work)],
     }
+
+
+def operations(work: Work) -> dict[str, float]:
+    """Count the operations of a prompt and its answers by phase.
+
+    A vision tower that does not train computes an image when a prompt is answered, and not again.
+    """
+    iterations = work.config.algorithm.num_iterations
+    whole = phase_flops(work.roles, [work.group], iterations)
+    text = phase_flops(work.roles, [work.group._replace(images=())], iterations)
+    kept = {role_of(name).name for name in work.roles if work.keeps_tower(name)}
+    once = {phase for phase in whole if PHASES[phase].role in kept and PHASES[phase].kind != "generate"}
+    return {phase: text[phase] if phase in once else flops for phase, flops in whole.items()}
 
 
 def plan_times(work: Work, steps: int | None, moved: Plan, limit: int, chip: str | None = None) -> dict[str, Any]:
@@ -309,6 +323,8 @@ def images_line(work: Work, source: str) -> Iterator[str]:
         images = "image" if pictures.count == 1 else "images"
         words = f"prompts with at most {pictures.count} {images} of at most {pictures.tokens:,} tokens"
         yield f"{words} ({printable(source)}), which every tensor-parallel rank of the first stage computes"
+        if most := max(map(work.image_rows_bytes, work.ranks)):
+            yield f"the vision tower does not train: a process keeps up to {size(most)} of images' rows in host memory"
     elif work.model.vision:
         yield f"prompts without images ({printable(source)})"
 

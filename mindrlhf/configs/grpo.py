@@ -206,6 +206,9 @@ class TrainSettings(Settings):
     freeze: tuple[PartName, ...] = ()
     """Parts of a model that sees that updates do not change: vision is the tower, merger what joins it to the text,
     text everything else (verl actor.freeze_vision_tower is [vision, merger])."""
+    tower_cache_gb: Float32 = Field(1.0, ge=0.0)
+    """Host memory in GiB of one process for the images' rows of a vision tower that does not train, so that it computes
+    each image once; the least recently used go first, and 0 keeps none."""
 
 
 class MemorySettings(Settings):

@@ -35,13 +35,13 @@ from mindrlhf.memory.tower_activations import TowerBatch
 from mindrlhf.metrics.flops import GroupLengths
 from mindrlhf.model_roles import GENERATOR, POLICY, REFERENCE, RoleModel, role_of
 from mindrlhf.models.families import FAMILIES
-from mindrlhf.models.parameters import ParameterSpec, decoded_rows
+from mindrlhf.models.parameters import ParameterSpec, decoded_rows, tower_trains
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.parallel.layout import Layout, Shape
 from mindrlhf.parallel.partition import Group, Partition
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike
-from mindrlhf.units import FLOAT32
+from mindrlhf.units import FLOAT32, GIB
 
 
 @dataclass(frozen=True)
@@ -273,9 +273,28 @@ class Work:
         else:
             prompts = {len(micro.groups) for micro in self.micro_batches(kind, name)}
         pictures = self.lengths.problem_pictures if phase == "testing" else self.lengths.pictures
-        padded = {pictures.padded(number, vision) for number in prompts}
         itemsize = self.stage(name, rank).itemsize
+        if self.keeps_tower(name):
+            return [TowerBatch.outside(part.model, pictures, max(prompts), itemsize)]
+        padded = {pictures.padded(number, vision) for number in prompts}
         return [TowerBatch(part.model, sizes, itemsize) for sizes in sorted(padded, reverse=True)]
+
+    def keeps_tower(self, name: str) -> bool:
+        """Test for a model whose vision tower runs outside of its graphs."""
+        role = role_of(name)
+        own = self.roles[name].model
+        part = next(iter(self.models[name].values()))
+        outside = own.vision is not None and not role.listed and not part.gathered
+        return outside and not tower_trains(self.model) and role.keeps_tower(own, self.config)
+
+    def image_rows_bytes(self, rank: int) -> int:
+        """Bound the bytes of the images' rows that a rank keeps (`train.tower_cache_gb`)."""
+        parts = {name: ranks[rank] for name, ranks in self.models.items() if rank in ranks and self.keeps_tower(name)}
+        towers = {self.roles[name].path: part.model for name, part in parts.items() if part.coordinates.pp == 0}
+        limit = int(self.config.train.tower_cache_gb * GIB)
+        tokens = self.lengths.different_tokens
+        widths = sum(model.hidden_size for model in towers.values())
+        return limit * bool(towers) if tokens is None else min(limit, tokens * widths * FLOAT32)
 
     def stage(self, name: str, rank: int, updates: bool = False) -> Stage:
         """Describe a rank's part of a model, as its graphs see it.
@@ -385,4 +404,4 @@ def process_bytes(work: Work, rank: int) -> int:
         towers = work.towers(rank, one)
         graphs += sum(tower.graph_bytes(kind) for tower in towers)
         patches = max([patches, *(max(1, len(micro)) * tower.array_bytes for tower in towers)])
-    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + patches
+    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + patches + work.image_rows_bytes(rank)

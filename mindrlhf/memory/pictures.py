@@ -28,22 +28,26 @@ class Padded(NamedTuple):
 class Pictures:
     """Bound of a prompt's pictures: the most, each as large as the largest.
 
-    grid: frames, rows and columns of the largest one's patches. merge: side of a token, in patches.
+    grid: frames, rows and columns of the largest one's patches. merge: side of a token, in patches. different: tokens
+    of all pictures that prompts show, each counted once; None if the prompts are not known.
     """
 
     count: int = 0
     grid: Grid = (0, 0, 0)
     merge: int = 1
+    different: int | None = None
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], vision: VisionConfig | None) -> "Pictures":
         """Find the bounds of prompts; none for a model of text."""
-        every = [picture.grid for prompt in prompts for picture in prompt.pictures]
+        every = {picture.digest: picture for prompt in prompts for picture in prompt.pictures}
         if vision is None or not every:
             return cls()
         sides = vision.window_side, vision.merge_size
-        largest = max(every, key=lambda grid: (window_count(grid, *sides), grid))
-        return cls(max(len(prompt.pictures) for prompt in prompts), largest, vision.merge_size)
+        grids = [picture.grid for picture in every.values()]
+        largest = max(grids, key=lambda grid: (window_count(grid, *sides), grid))
+        different = sum(image_tokens(grid, vision.merge_size) for grid in grids)
+        return cls(max(len(prompt.pictures) for prompt in prompts), largest, vision.merge_size, different)
 
     @classmethod
     def of_tokens(cls, tokens: int, vision: VisionConfig) -> "Pictures":
@@ -70,6 +74,10 @@ class Pictures:
         windows = window_count(self.grid, vision.window_side, vision.merge_size)
         return Padded(few_sizes(prompts * self.count), few_sizes(windows) * vision.window_patches)
 
+    def padded_rows(self, prompts: int) -> int:
+        """Count the padded rows of a batch whose tower runs outside of its graph."""
+        return few_sizes(prompts * self.count * self.tokens)
+
 
 NO_PICTURES = Pictures()
 
@@ -86,3 +94,9 @@ class Lengths:
     problem: int = 0
     pictures: Pictures = NO_PICTURES
     problem_pictures: Pictures = NO_PICTURES
+
+    @property
+    def different_tokens(self) -> int | None:
+        """Tokens of all pictures, each counted once; None if they are not known."""
+        found = [one.different for one in (self.pictures, self.problem_pictures) if one.count]
+        return None if None in found else sum(found)

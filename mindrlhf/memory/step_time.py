@@ -91,6 +91,8 @@ def _passing(work: Work, phase: str, name: str, rates: Rates) -> float:
         phase_flops({name: work.roles[name]}, [group], config.algorithm.num_iterations)[phase]
         for group in (work.group._replace(images=()), work.group)
     )
+    if work.keeps_tower(name):  # the images have been computed
+        whole = text
     alike = sum(part.first_of_replica for part in work.models[name].values())
     flops = config.data.prompts_per_step * (text / len(work.models[name]) + (whole - text) / alike)
     if PHASES[phase].kind != "update":

@@ -11,8 +11,8 @@ from math import prod
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.memory.activations import TABLE
 from mindrlhf.memory.graph_sizes import TOWER_BLOCKS, TOWER_GRAPH
-from mindrlhf.memory.pictures import Padded
-from mindrlhf.models.parameters import trained_parts
+from mindrlhf.memory.pictures import Padded, Pictures
+from mindrlhf.models.parameters import tower_trains, trained_parts
 from mindrlhf.phases import Kind
 from mindrlhf.units import FLOAT32
 
@@ -30,21 +30,31 @@ TABLES, UPDATE_TABLES, MERGER_TABLES = 7, 8, 4
 
 @dataclass(frozen=True)
 class TowerBatch:
-    """Tower of a rank with a batch's pictures. itemsize: bytes of an activation's number."""
+    """Tower of a rank with a batch's pictures.
+
+    padded: of one run of the tower. itemsize: bytes of an activation's number. taken: padded rows that the text's graph
+    takes of a tower outside of it; None with the tower in the graph.
+    """
 
     model: ModelConfig
     padded: Padded
     itemsize: int
+    taken: int | None = None
+
+    @classmethod
+    def outside(cls, model: ModelConfig, pictures: Pictures, prompts: int, itemsize: int) -> "TowerBatch":
+        """Describe a tower that computes each picture of a batch alone."""
+        return cls(model, Padded(1, pictures.padded(1, model.vision).patches), itemsize, pictures.padded_rows(prompts))
 
     @property
     def goes_back(self) -> bool:
         """True if an update needs gradients within the blocks."""
-        return "vision" in trained_parts(self.model)
+        return self.taken is None and "vision" in trained_parts(self.model)
 
     @property
     def merger_moves(self) -> bool:
         """True if an update needs gradients of the merger."""
-        return bool(trained_parts(self.model) & {"vision", "merger"})
+        return self.taken is None and tower_trains(self.model)
 
     @property
     def most_scores(self) -> int:
@@ -63,7 +73,8 @@ class TowerBatch:
     @property
     def output_bytes(self) -> int:
         """Bytes of the tower's rows, which the text's graph reads."""
-        return self.padded.rows // self.model.vision.merge_size**2 * self.model.hidden_size * self.itemsize
+        own = self.padded.rows // self.model.vision.merge_size**2
+        return (own if self.taken is None else self.taken) * self.model.hidden_size * self.itemsize
 
     def _blocks(self, factors: tuple[float, float, float]) -> float:
         """Count the bytes that all blocks have of one patch, without scores."""
@@ -80,7 +91,9 @@ class TowerBatch:
 
     @property
     def array_bytes(self) -> int:
-        """Bytes of the patches in host memory."""
+        """Bytes of the text graph's patches or rows in host memory."""
+        if self.taken is not None:
+            return self.taken * self.model.hidden_size * FLOAT32
         return self.padded.rows * prod(self.model.vision.patch_shape) * FLOAT32
 
     @property

@@ -15,7 +15,8 @@ from mindrlhf.images.sizes import Grid
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.timer import COMPILE, STEP
 from mindrlhf.metrics.tower_flops import tower_flops, tower_update_flops
-from mindrlhf.model_roles import RoleModel, role_of
+from mindrlhf.model_roles import POLICY, RoleModel, role_of
+from mindrlhf.models.parameters import tower_trains
 from mindrlhf.phases import PHASES
 from mindrlhf.types import Experience
 
@@ -95,9 +96,10 @@ def _once(one: RoleModel, prompt: int, responses: Sequence[int], times: int = 1,
 class Utilization:
     """Utilization of the machine: adds `perf/mfu` and its parts to a step's metrics.
 
-    roles: see `Job`. ceiling: of this process, in FLOP per second. iterations: passes of updates over a step's groups.
-    exceeded: factor by which a phase has been faster than the ceiling: a busy machine may have lowered the ceiling when
-    it was measured.
+    roles: see `Job`, the policy among them. ceiling: of this process, in FLOP per second. iterations: passes of updates
+    over a step's groups. exceeded: factor by which a phase has been faster than the ceiling: a busy machine may have
+    lowered the ceiling when it was measured. A vision tower that does not train is in no phase, because it computes an
+    image in the first one that shows it: `counted` has its operations.
     """
 
     roles: Mapping[str, RoleModel]
@@ -120,8 +122,8 @@ class Utilization:
         counted itself. A rank that built a graph in this step is left out of the phases' values, because their seconds
         lack the graph's first run.
         """
-        trained = phase_flops(self.roles, groups, self.iterations)
-        answered = phase_flops(self.roles, drawn, self.iterations)
+        trained = phase_flops(self.roles, self._in_phases(groups), self.iterations)
+        answered = phase_flops(self.roles, self._in_phases(drawn), self.iterations)
         whole = 0.0
         for phase, flops in (trained | {"gen": answered["gen"]} | counted).items():
             if phase not in seconds:
@@ -130,6 +132,10 @@ class Utilization:
             if PHASES[phase].mfu and not seconds.get(COMPILE):
                 metrics.add(f"{MFU}/{PHASES[phase].mfu}", flops, seconds[phase] * self.ceiling)
         metrics.add(MFU, whole, seconds.get(STEP, 0.0) * self.ceiling)
+
+    def _in_phases(self, groups: Sequence[GroupLengths]) -> Sequence[GroupLengths]:
+        """Leave out the images of a tower that does not train."""
+        return groups if tower_trains(self.roles[POLICY.name].model) else [one._replace(images=()) for one in groups]
 
     def within_ceiling(self, values: Mapping[str, float]) -> dict[str, float]:
         """Scale reduced values to the highest rate so far; earlier steps keep theirs."""

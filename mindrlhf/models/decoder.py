@@ -57,8 +57,8 @@ class Decoder(nn.Cell):
 
     inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`). pictures: builder of those of
     pictures; None for text alone. sides: side outputs of this stage's layers, in order; model_sides: of all stages'
-    layers. never_drawn: see `models.allowed_tokens`. blocks: all of them, of the last block of a model whose weights are
-    gathered block by block (`training.block_passes`).
+    layers. never_drawn: see `models.allowed_tokens`. blocks: all of them, of the last block of a model whose weights
+    are gathered block by block (`training.block_passes`).
     """
 
     def __init__(

@@ -83,6 +83,11 @@ def trained_parts(config: ModelConfig) -> frozenset[PartName]:
     return frozenset(part_of(spec) for spec in parameter_table(config) if spec.trains)
 
 
+def tower_trains(config: ModelConfig) -> bool:
+    """Test that updates change a vision tower, or what joins it to the text."""
+    return bool(trained_parts(config) & {"vision", "merger"})
+
+
 def adapter_rows(config: ModelConfig) -> dict[str, ParameterSpec]:
     """Return the rows of all adapters' matrices by name."""
     return {spec.name: spec for spec in parameter_table(config) if spec.adapts}

@@ -37,6 +37,8 @@ from mindrlhf.models.expert_layers import BALANCE
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.parameters import ParameterSpec, kept_rows, parameter_table
+from mindrlhf.models.vision.batch import RowInputs
+from mindrlhf.models.vision.fixed_tower import FixedTower, KnownRows, unread_rows
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.gradients import ReduceGradients
 from mindrlhf.parallel.layout import Layout
@@ -60,7 +62,8 @@ class Opening:
     """Inputs from which the parts of a run's roles are opened.
 
     yamls: model YAML of each layout. roles: model of each role. max_positions: of the longest sequence. checkpoint: of
-    a run that is resumed. workspace: buffers of gathered weights.
+    a run that is resumed. workspace: buffers of gathered weights. known_rows: of images, unless the policy has a vision
+    tower that trains or none.
     """
 
     config: GRPOSettings | SFTSettings
@@ -70,6 +73,7 @@ class Opening:
     max_positions: int
     checkpoint: Checkpoint | None = None
     workspace: Workspace = field(default_factory=Workspace)
+    known_rows: KnownRows | None = None
 
 
 class ModelPart:
@@ -78,7 +82,8 @@ class ModelPart:
     All ranks of the YAML's mesh, and no others, make their parts at the same time and in the same order. `load` or
     `hold` sets the parameters. partition: the shard. data_parallel, shards, spread, pipeline: this rank's place on each
     axis. micro_batches: the fewest in an update, to keep the stages of a pipeline busy. max_positions: of the longest
-    sequence. Raises `UserError` if the layout does not divide the model.
+    sequence. known_rows: of images, if nothing changes the vision tower, which is outside of the decoders then, unless
+    its weights are gathered. Raises `UserError` if the layout does not divide the model.
     """
 
     role: Role
@@ -94,6 +99,7 @@ class ModelPart:
         collectives: Collectives,
         max_positions: int,
         workspace: Workspace | None = None,
+        known_rows: KnownRows | None = None,
     ):
         rank = collectives.world.rank
         self.partition = Partition.of_yaml(yaml, model, rank)
@@ -101,6 +107,8 @@ class ModelPart:
         self.yaml = yaml
         self.collectives = collectives.over(mesh.ranks)
         self._max_positions = max_positions
+        self._known_rows = known_rows
+        self._image_rows: RowInputs | None = None
         self.data_parallel = DataParallel(collectives, mesh.group(rank, *DATA_AXES))
         self.shards = TensorParallel(collectives, mesh.group(rank, TENSOR), sequence=self.partition.sequence)
         self.spread = ExpertParallel(collectives, mesh.group(rank, EXPERT))
@@ -123,12 +131,23 @@ class ModelPart:
             self.decoder = blocks[-1].decoder
             self.decoder.blocks = blocks
             return
+        if self._known_rows:
+            self._image_rows = self._open_image_rows(self._known_rows)
         self.decoder = self._decoder(yaml.recomputes)
         if yaml.recomputes and not self.decoder.fuses:
             raise UserError(
                 f"{yaml.path}: recompute_config.recompute is set, and only the fused operators compute layers "
                 f"again, which are not there ({yaml.context.device.fused_problem()}); install g++ or set it to False."
             )
+
+    def _open_image_rows(self, known: KnownRows) -> RowInputs:
+        """Open the vision tower outside of the decoders, on the first stage."""
+        part = self.partition
+        if part.coordinates.pp > 0:
+            return unread_rows(part.model)
+        dtype = self.yaml.model.compute_dtype
+        operators = self.yaml.context.device.operators(dtype)
+        return FixedTower(part.model, self.parameters, operators, dtype, known).inputs
 
     def decoder_for_updates(self) -> Decoder:
         """Return the decoder for updates, over the same parameters.
@@ -170,6 +189,7 @@ class ModelPart:
             replays=self.replays,
             records=records or self.records,
             spread=self.spread,
+            image_rows=self._image_rows,
         )
 
     def _block_decoder(self, parameters: Parameters, layers: range, number: int, count: int) -> Decoder:
@@ -342,4 +362,5 @@ class RolePart(ModelPart):
     def __init__(self, opening: Opening):
         model = opening.roles[self.role.name].model
         yaml = opening.yamls[self.role.layout]
-        super().__init__(yaml, model, opening.collectives, opening.max_positions, opening.workspace)
+        known = opening.known_rows if self.role.keeps_tower(model, opening.config) else None
+        super().__init__(yaml, model, opening.collectives, opening.max_positions, opening.workspace, known)

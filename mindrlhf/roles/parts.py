@@ -9,6 +9,7 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.memory.residency import Residency
 from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, RoleModel
+from mindrlhf.models.vision.fixed_tower import KnownRows
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.roles.critic import Critic
 from mindrlhf.roles.generator import Generator
@@ -73,13 +74,14 @@ def open_parts(
     max_positions: int,
     checkpoint: Checkpoint | None,
     residency: Residency,
+    known_rows: KnownRows | None = None,
 ) -> Parts:
     """Open a rank's parts of a run; all ranks do it together.
 
     Parts that are not trained leave memory before others are loaded. yamls, roles: of the job. checkpoint: of a run
-    that is resumed.
+    that is resumed. known_rows: see `Opening`.
     """
-    opening = Opening(config, yamls, roles, collectives, max_positions, checkpoint)
+    opening = Opening(config, yamls, roles, collectives, max_positions, checkpoint, known_rows=known_rows)
     rank = collectives.world.rank
     parts = Parts()
     for name in (name for name, role in ROLES.items() if name in roles and rank in yamls[role.layout].ranks):

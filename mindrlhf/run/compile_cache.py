@@ -24,6 +24,7 @@ NOT_COMPILED_INTO = {
     "generate/": NOT_TRAINED_BY,
     "optimizer/": (*NOT_TRAINED_BY, "rollout"),
     "train/scores": NOT_TRAINED_BY,
+    "tower/": (*NOT_TRAINED_BY, "rollout"),
 }
 
 

@@ -19,14 +19,17 @@ from mindrlhf.metrics.experts import add_experts, with_entropy
 from mindrlhf.metrics.flops import GroupLengths, Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.performance import add_performance, add_training
-from mindrlhf.metrics.timer import Timers
+from mindrlhf.metrics.timer import STEP, Timers
+from mindrlhf.metrics.tower_flops import tower_flops
 from mindrlhf.metrics.writers import Writers, open_writers
+from mindrlhf.models.vision.fixed_tower import open_known_rows
 from mindrlhf.parallel.mesh import Mesh
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.records.writer import parts_folder
 from mindrlhf.run.outputs import Outputs, forget_after
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.updater import Update
+from mindrlhf.units import GIB
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +68,8 @@ class Report:
 
     Each kind of run has a subclass that measures its steps. Of the ranks that train on the same rows, only one reports.
     iterations: passes of updates over a step's rows. last: the metrics of the last step. finished: set it when the run
-    has done its last step. forecast_s: seconds of a step, if known; set it before `open_outputs`.
+    has done its last step. forecast_s: seconds of a step, if known; set it before `open_outputs`. known_rows: of
+    images, which the run's models share; None if a vision tower trains, or without one.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Report:
         self._timers = timers
         self._residency = residency
         self._utilization = Utilization(job.roles, ceiling, iterations)
+        self.known_rows = open_known_rows(job.model, job.config.train.tower_cache_gb)
         self._metrics = MetricSet()
         self._diagnosis = Diagnosis()
         self._writers: Writers | None = None
@@ -127,6 +132,15 @@ class Report:
         seconds = self._timers.collect()
         self._residency.report(metrics)
         return metrics, seconds
+
+    def _of_images(self, metrics: MetricSet) -> dict[str, float]:
+        """Add figures of the known rows; returns the operations of a tower outside of all phases."""
+        if self.known_rows is None:
+            return {}
+        found, computed = self.known_rows.collect()
+        metrics.add("vision/cache_hit_rate", found, found + len(computed))
+        metrics.add_max("vision/cache_gb", self.known_rows.nbytes / GIB)
+        return {STEP: sum(tower_flops(self._job.model, [picture.grid for picture in computed]))}
 
     def _reduce(self, metrics: MetricSet, step: int, position: int) -> dict[str, float]:
         """Reduce a step's metrics over all ranks; position: rows drawn."""
@@ -191,7 +205,7 @@ class TuningReport(Report):
         responses = sum(sum(one.responses) for one in lengths)
         tokens = responses + sum(one.prompt for one in lengths)
         add_performance(metrics, seconds, responses, tokens, self._ranks)
-        self._utilization.add(metrics, seconds, lengths)
+        self._utilization.add(metrics, seconds, lengths, counted=self._of_images(metrics))
         self._show(step, self._reduce(metrics, step, position))
 
 

@@ -156,7 +156,7 @@ class StepReport(Report):
             add_idle(metrics, seconds, self._side)
         drawn = [*self._drawn, *(group_lengths(e) for e in experiences if e.policy_step == step)]
         self._drawn = []
-        counted = {REWARD_MODEL.scoring.phase: self._scoring_flops}
+        counted = {REWARD_MODEL.scoring.phase: self._scoring_flops, **self._of_images(metrics)}
         self._scoring_flops = 0.0
         self._utilization.add(metrics, seconds, [group_lengths(e) for e in experiences], drawn, counted)
         values = self._reduce(metrics, step, position)

@@ -43,7 +43,8 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     if rewards and rewards.models:
         rewards.models.load(run.residency.add, run.timers)
     roles = {name: one for name, one in job.roles.items() if name != GENERATOR.name or not data.recorded}
-    parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency)
+    known = run.report.known_rows
+    parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency, known)
     trains = POLICY.name in parts
     credit = Credit(config, parts.policy.data_parallel) if trains else None
     source = open_source(job, data, run, parts, rewards, partner)

@@ -70,12 +70,14 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> SFT
     for title, text in trained_lines(job.model, job.config).items() if world.rank == 0 else ():
         print(f"{title}: {text}", flush=True)
     run = Run(job, data, collectives, checkpoint, signals, TuningReport)
-    policy = FineTuned(Opening(job.config, job.yamls, job.roles, collectives, data.max_positions, checkpoint))
+    known = run.report.known_rows
+    opening = Opening(job.config, job.yamls, job.roles, collectives, data.max_positions, checkpoint, known_rows=known)
+    policy = FineTuned(opening)
     measures: list[Validation] = []
     if data.held_out:
         measures.append(HeldOutLoss(policy.scorer, data.held_out, policy.data_parallel, run.progress))
     if data.problems:
-        generator = ModelPart(job.infer, job.model, collectives, data.max_positions)
+        generator = ModelPart(job.infer, job.model, collectives, data.max_positions, known_rows=known)
         policy.publish_to(generator)
         accuracy = open_validation(job.config, job.objects, job.tokenizer, job.output, generator, data.problems, stack)
         accuracy.register(run.residency)

@@ -134,7 +134,7 @@ def test_a_prompt_has_the_most_pictures_each_as_large_as_the_largest():
 
     shown = [(picture(2, 3), picture(1, 1), picture(1, 1)), (picture(9, 5),), ()]
     prompts = [Prompt(i, np.zeros(9, np.int32), pictures=pictures) for i, pictures in enumerate(shown)]
-    assert Pictures.of(prompts, vision) == Pictures(3, (1, 18, 10), 2)
+    assert Pictures.of(prompts, vision) == Pictures(3, (1, 18, 10), 2, different=6 + 1 + 45)
     assert Pictures.of(prompts[2:], vision) == Pictures.of(prompts, None) == NO_PICTURES
 
 
