@@ -134,7 +134,10 @@ class Report:
         return metrics, seconds
 
     def _of_images(self, metrics: MetricSet) -> dict[str, float]:
-        """Add figures of the known rows; returns the operations of a tower outside of all phases."""
+        """Add figures of the known rows.
+
+        Returns the operations of a tower that is in no phase.
+        """
         if self.known_rows is None:
             return {}
         found, computed = self.known_rows.collect()

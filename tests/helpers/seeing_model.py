@@ -65,9 +65,9 @@ class Seeing(SmallModel):
             np.testing.assert_allclose(own, self.stored["token_logprobs"][row][-size:], rtol=0, atol=2e-5)
 
     def check_norms(self, gradients) -> None:
-        """Compare the norms of all parameters' gradients, by our names, with the stored ones."""
-        names = {spec.hf_name: spec.name for spec in self.specs}
-        assert set(names) == set(self.facts["grad_norms"])
-        for stored, norm in self.facts["grad_norms"].items():
-            own = np.linalg.norm(gradients[names[stored]].astype(np.float64))
-            np.testing.assert_allclose(own, norm, rtol=1e-4, err_msg=stored)
+        """Compare the norms of gradients, by our names, with the stored ones."""
+        names = {spec.name: spec.hf_name for spec in self.specs}
+        assert set(names.values()) == set(self.facts["grad_norms"])
+        for name, gradient in gradients.items():
+            own = np.linalg.norm(gradient.astype(np.float64))
+            np.testing.assert_allclose(own, self.facts["grad_norms"][names[name]], rtol=1e-4, err_msg=name)

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 from small_model import SmallModel
 
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.configs.images import ImageSettings
 from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.images.processor import Picture
+from mindrlhf.models.decoder import Decoder
+from mindrlhf.models.vision.fixed_tower import FixedTower, open_known_rows
 from mindrlhf.rollout.decode_graphs import Prefill
 from mindrlhf.rollout.prompt_arrays import PromptArrays
 from mindrlhf.training.batch import SequenceGroup
@@ -43,7 +46,7 @@ def seeing_model(depth: int, whole: int, frozen: bool) -> SmallModel:
 
 def picture(model: SmallModel, windows: int, number: int) -> Picture:
     side = windows * SIDE * model.config.vision.token_pixels
-    return Picture(np.zeros((side, side, 3), np.uint8), bytes([number]), model.config.vision.images)
+    return Picture(np.zeros((side, side, 3), np.uint8), bytes([number, windows]), model.config.vision.images)
 
 
 def resident() -> int:
@@ -53,7 +56,11 @@ def resident() -> int:
 
 def main(kind: str, pictures: int = 4, windows: int = 4, depth: int = 6, whole: int = 2) -> None:
     model = seeing_model(depth, whole, kind == "frozen")
-    decoder, parameters = model.build(8192)
+    known = open_known_rows(model.config, 1.0)
+    _, parameters = model.build(8192)
+    operators = CPU.operators()
+    rows = FixedTower(model.config, parameters, operators, "float32", known).inputs if known else None
+    decoder = Decoder(model.config, parameters, operators, 8192, image_rows=rows)
     settings = TrainSettings(max_tokens_per_micro_batch=16384, length_bucket=32)
     head = PolicyLogProbs(decoder, 1.0)
     if kind == "prefill":

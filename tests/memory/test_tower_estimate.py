@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +23,10 @@ from mindrlhf.memory.step_time import Rates, step_seconds
 from mindrlhf.memory.tower_activations import TowerBatch
 from mindrlhf.metrics.tower_flops import tower_flops
 from mindrlhf.types import Prompt
-from mindrlhf.units import MIB
+from mindrlhf.units import GIB, MIB
 
 WINDOW = 64  # patches of a window
+FROZEN = {"frozen": ("vision", "merger")}
 GRID = (1, 16, 32)
 PICTURES = Pictures(2, GRID, 2)
 
@@ -42,10 +45,12 @@ def seeing(width=128, inner=344, heads=4, depth=6, whole=2, **changes) -> ModelC
 
 
 def grown(kind: str, model: ModelConfig, pictures: int, windows: int) -> float:
-    """Planned MiB of a process that gets graphs with these pictures."""
-    if kind == "frozen":
-        model = model.model_copy(update={"frozen": ("vision", "merger")})
+    """Planned MiB of a process that gets graphs with these square pictures."""
     tower = TowerBatch(model, Padded(pictures, windows * WINDOW), 4)
+    if kind == "frozen":
+        model = model.model_copy(update=FROZEN)
+        side = 8 * isqrt(windows)
+        tower = TowerBatch.outside(model, Pictures(pictures, (1, side, side), 2), 1, 4)
     does = {"frozen": "update", "prefill": "generate"}.get(kind, kind)
     return (tower.peak_bytes(0, does) + tower.graph_bytes(does)) / MIB
 
@@ -61,7 +66,10 @@ def grown(kind: str, model: ModelConfig, pictures: int, windows: int) -> float:
         ("score", 4, 16, {}, 529),
         ("score", 4, 16, {"whole": 6}, 522),
         ("score", 8, 16, {}, 1005),
-        ("frozen", 4, 16, {"whole": 0, "depth": 12}, 627),
+        ("frozen", 4, 16, {"whole": 0, "depth": 12}, 204),
+        ("frozen", 4, 16, {}, 175),
+        ("frozen", 8, 16, {}, 180),
+        ("frozen", 1, 64, {}, 1107),
         ("prefill", 4, 16, {"depth": 12}, 785),
         ("update", 4, 16, {"whole": 0}, 845),
         ("update", 4, 16, {"whole": 0, "depth": 12}, 1571),
@@ -152,6 +160,51 @@ def test_every_tensor_parallel_rank_computes_the_images_of_its_prompts():
             assert seconds[phase] - without[phase] == pytest.approx(passes * each), phase
 
 
+def test_a_tower_that_stays_computes_images_when_they_are_answered():
+    rates = Rates(1e9, 1e9, float("inf"))
+    seconds, without = (
+        step_seconds(work({}, {}, (), seeing(**FROZEN), lengths), rates)
+        for lengths in (Lengths(600, pictures=PICTURES), Lengths(600))
+    )
+    images = 16 * sum(tower_flops(seeing(), PICTURES.grids)) / 1e9
+    grown = {phase: seconds[phase] - without[phase] for phase in ("gen", "ref", "update_actor")}
+    assert grown == pytest.approx({"gen": images, "ref": 0, "update_actor": 0}, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "different", "expected"),
+    [
+        (FROZEN, (), None, GIB),
+        (FROZEN, ("train.tower_cache_gb=0.25",), None, GIB // 4),
+        (FROZEN, ("train.tower_cache_gb=0",), 1000, 0),
+        (FROZEN, (), 1000, 1000 * MODEL.hidden_size * 4),
+        (FROZEN, ("train.tower_cache_gb=1e-6",), 1000, int(1e-6 * GIB)),
+        ({"adapter": Adapter(4, 8)}, (), 1000, 1000 * MODEL.hidden_size * 4),
+        ({}, (), None, 0),
+        ({"frozen": ("vision",)}, (), 1000, 0),
+    ],
+)
+def test_known_rows_are_counted_within_their_limit(changes, settings, different, expected):
+    """Policy, reference and generator share them; they are a part of the process."""
+    lengths = Lengths(600, pictures=replace(PICTURES, different=different))
+    found = work({}, {}, settings, seeing(**changes), lengths)
+    without = work({}, {}, ("train.tower_cache_gb=0",), seeing(**changes), lengths)
+    assert found.image_rows_bytes(0) == expected
+    assert found.rank_plan(0).process - without.rank_plan(0).process == expected
+
+
+def test_a_text_s_graph_takes_rows_of_all_images_and_the_tower_one_image():
+    lengths = Lengths(600, pictures=PICTURES)
+    settings = ("train.max_tokens_per_micro_batch=2048",)
+    outside, inside = (work({}, {}, settings, seeing(**changes), lengths) for changes in (FROZEN, {}))
+    (one,) = outside.towers(0, next(one for one in outside.passes if one.kind == "update"))
+    (other,) = inside.towers(0, next(one for one in inside.passes if one.kind == "update"))
+    assert one.padded == other.padded._replace(count=1)
+    tokens = GRID[1] * GRID[2] // 4
+    assert one.array_bytes == 4 * MODEL.hidden_size * other.padded.count * tokens
+    assert one.kept_bytes == one.output_bytes < other.kept_bytes / 20
+
+
 PAIR = ["--sft_path_train", "finetune_qwen2_5_vl_3b", "--sft_path_infer", "predict_qwen2_5_vl_3b_instruct"]
 
 
@@ -173,6 +226,19 @@ def test_a_plan_says_which_images_it_assumes(capsys):
     less, more = (one["flops"] for one in figures)
     assert more["update_actor"] - less["update_actor"] == pytest.approx(3 * (more["ref"] - less["ref"]))
     assert more["gen"] > less["gen"]
+
+
+def test_a_plan_counts_a_frozen_tower_once(capsys):
+    freeze = "train.freeze=[vision, merger]"
+    main(["plan", *PAIR, freeze])
+    assert "the vision tower does not train: a process keeps up to 1.00 GiB of images' rows" in capsys.readouterr().out
+    figures = []
+    for tokens in ("0", "320"):
+        main(["plan", *PAIR, freeze, "--image_tokens", tokens, "--json"])
+        figures.append(json.loads(capsys.readouterr().out)["flops"])
+    less, more = figures
+    grown = {phase for phase in less if more[phase] > less[phase]}
+    assert grown == {"gen"}
 
 
 def test_image_tokens_that_mean_nothing_are_refused(capsys):

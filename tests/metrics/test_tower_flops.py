@@ -5,7 +5,8 @@ import pytest
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.vision import VisionConfig
-from mindrlhf.metrics.flops import GroupLengths, forward_flops, phase_flops
+from mindrlhf.metrics.flops import GroupLengths, Utilization, forward_flops, phase_flops
+from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.tower_flops import tower_flops
 from mindrlhf.model_roles import RoleModel
 
@@ -52,6 +53,23 @@ def test_every_product_of_a_tower_is_counted(images):
     assert tower_flops(SEEING, images) == plain_count(images)
     text = forward_flops(SEEING, 40, [5, 2], 3)
     assert forward_flops(SEEING, 40, [5, 2], 3, images) == text + sum(plain_count(images))
+
+
+@pytest.mark.parametrize("frozen", [(), ("vision",), ("vision", "merger")])
+def test_a_tower_that_stays_counts_what_it_has_computed(frozen):
+    """In no phase; the other ones count every image in every phase."""
+    model = SEEING.model_copy(update={"frozen": frozen})
+    stays = len(frozen) == 2
+    seconds = {"gen": 0.5, "ref": 0.25, "update_actor": 2.0, "step": 4.0}
+    metrics = MetricSet()
+    utilization = Utilization(roles(model), ceiling=1e9, iterations=1)
+    utilization.add(metrics, seconds, GROUPS, GROUPS, {"step": 7e6} if stays else {})
+    groups = [group._replace(images=()) for group in GROUPS] if stays else GROUPS
+    counted = phase_flops(roles(model), groups, 1)
+    values = metrics.results()
+    assert values["perf/mfu/rollout"] == pytest.approx(counted["gen"] / 0.5e9)
+    every = counted["gen"] + counted["ref"] + counted["update_actor"]
+    assert values["perf/mfu"] == pytest.approx((every + 7e6 * stays) / 4e9)
 
 
 def test_a_model_of_text_has_no_tower():

@@ -1,4 +1,4 @@
-"""Arrays of a batch's pictures, for the vision tower or in its place, and for each position.
+"""Arrays of a batch's pictures and positions, with or without the vision tower.
 
 A decoder with its tower takes patches (`PatchInputs`), one without it the rows that the tower has computed before
 (`RowInputs`). A picture that several sequences of a batch show is in the arrays once. Sizes are padded to few different

@@ -1,6 +1,6 @@
-"""Tower that nothing changes: each picture is computed alone, and its rows are kept in host memory within a limit.
+"""Tower that nothing changes, and rows of pictures that it has computed.
 
-A picture's rows are then a function of its pixels and of the tower's weights. Computed beside other pictures, their
+Each picture is computed alone, and its rows are kept in host memory within a limit. They are then a function of its pixels and of the tower's weights. Computed beside other pictures, their
 last bits would depend on the sizes of the batch. The graphs of the text take the rows as an input, so that a device
 gets those of one batch at a time. They belong to no phase and are never swapped.
 """
@@ -32,9 +32,9 @@ Key = tuple[bytes, bytes]  # digests of a tower and of a picture
 
 
 class KnownRows:
-    """Rows of pictures that a process has computed; the least recently used ones are forgotten first.
+    """Rows of pictures that a process has computed, within a limit.
 
-    limit: bytes of all rows. nbytes: bytes now. found: how often rows were known, since the last `collect`; computed:
+    The least recently used ones are forgotten first. limit: bytes of all rows. nbytes: bytes now. found: how often rows were known, since the last `collect`; computed:
     the pictures that were computed.
     """
 
@@ -46,7 +46,7 @@ class KnownRows:
         self.computed: list[Picture] = []
 
     def rows_of(self, tower: bytes, picture: "Picture", compute: Callable[["Picture"], np.ndarray]) -> np.ndarray:
-        """Return the rows of a picture of one tower, computed if they are not known."""
+        """Return a picture's rows of one tower, computed if they are not known."""
         key = tower, picture.digest
         known = self._rows.pop(key, None)
         if known is not None:
@@ -139,9 +139,9 @@ def unread_rows(model: ModelConfig) -> RowInputs:
 
 
 def open_known_rows(model: ModelConfig, limit_gb: float) -> KnownRows | None:
-    """Open the rows of a run that trains a model; None for text alone, and if its tower trains.
+    """Open the known rows of a run that trains a model.
 
-    limit_gb: GiB.
+    None for text alone, and if the tower trains. limit_gb: GiB.
     """
     if model.vision is None or tower_trains(model):
         return None

@@ -1,4 +1,4 @@
-"""Rows of image tokens in a decoder's graph: of the tower within it, or computed before."""
+"""Rows of image tokens in a decoder's graph, from its tower or an input."""
 
 from collections.abc import Mapping
 

@@ -108,7 +108,9 @@ def test_log_probs_and_loss_are_the_stored_ones(seeing, update):
 
 
 def test_gradient_norms_of_all_parameters_are_the_stored_ones(seeing, update):
-    seeing.check_norms(update[0].gradients)
+    gradients = update[0].gradients
+    assert gradients.keys() == {spec.name for spec in seeing.specs}
+    seeing.check_norms(gradients)
 
 
 def test_whole_gradients_are_the_stored_ones(seeing, update):
