@@ -11,7 +11,6 @@ from math import prod
 
 from mindrlhf import phases
 from mindrlhf.backend.native.names import halves
-from mindrlhf.backend.native.packing import row_words
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
@@ -25,6 +24,7 @@ from mindrlhf.memory.part_bytes import (
     graph_layers,
     numbers_bytes,
     optimizer_bytes,
+    packed_bytes,
     policy_bytes,
 )
 from mindrlhf.memory.pictures import Lengths
@@ -338,7 +338,8 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
             numbers = numbers_bytes(part, work.roles[name].own(part.specs)) + apart[name]
             cache = _cache_bytes(work, name, rank, work.verdict_engines(name))
             weights.setdefault(role.weights[0], []).append(numbers + cache)
-    policy = policy_bytes(work.trains.get(rank), infer, apart[POLICY.name], _packed_bytes(work, infer))
+    packed = packed_bytes(infer, work.packed, work.config.rollout.weights)
+    policy = policy_bytes(work.trains.get(rank), infer, apart[POLICY.name], packed)
     caches = {
         group: [_cache_bytes(work, GENERATOR.name, rank, work.engines(phase))]
         for group, phase in ((phases.CACHE, "gen"), (phases.VALIDATION_CACHE, "testing"))
@@ -351,18 +352,6 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
 def _cache_bytes(work: Work, name: str, rank: int, engines: Iterable[Engine]) -> int:
     """Compute the bytes of the caches of a model's engines on a rank."""
     return sum(activations.cache_bytes(work.stage(name, rank), engine) for engine in engines)
-
-
-def _packed_bytes(work: Work, infer: Partition | None) -> dict[bool, int]:
-    """Compute the bytes of packed weights on a rank, by whether they train."""
-    total = {True: 0, False: 0}
-    for spec in work.packed if infer else ():
-        *stack, inputs = infer.shape(spec)
-        outputs = prod(stack)
-        if spec.kind != "matrix":
-            outputs = work.model.vocab_size // infer.mesh.tp
-        total[spec.trains] += outputs * row_words(work.config.rollout.weights, inputs) * FLOAT32
-    return total
 
 
 def pool_bytes(work: Work, rank: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from math import prod
 
+from mindrlhf.backend.native.packing import row_words
 from mindrlhf.memory.residency import BLOCK_NUMBERS
 from mindrlhf.model_roles import POLICY_GROUPS
 from mindrlhf.models.parameters import ParameterSpec
@@ -66,3 +67,18 @@ def policy_bytes(
 
 def _rows(part: Partition | None, trains: bool) -> list[ParameterSpec]:
     return [spec for spec in part.specs if spec.trains == trains] if part else []
+
+
+def packed_bytes(infer: Partition | None, specs: Iterable[ParameterSpec], weights: str) -> dict[bool, int]:
+    """Compute the bytes of packed weights on a rank, by whether they train.
+
+    specs: rows of the weights. weights: `rollout.weights`.
+    """
+    total = {True: 0, False: 0}
+    for spec in specs if infer else ():
+        *stack, inputs = infer.shape(spec)
+        outputs = prod(stack)
+        if spec.kind != "matrix":
+            outputs = infer.model.vocab_size // infer.mesh.tp
+        total[spec.trains] += outputs * row_words(weights, inputs) * FLOAT32
+    return total

@@ -30,8 +30,9 @@ def run_of(seeing, command, data, output, *settings) -> jobs.Run:
 
 
 def tuned(seeing, output, *settings) -> jobs.Run:
-    held_out = (f"data.val_dataset={seeing.swapped}", "trainer.test_freq=1", "data.pairs_per_step=6")
-    return run_of(seeing, "sft", seeing.rows, output, *held_out, *settings)
+    held_out = (f"data.val_dataset={seeing.swapped}", f"data.val_problems={seeing.alike}", "trainer.test_freq=1")
+    answers = (f"validation.reward={seeing.rows.parent}/reward.py:likes", "validation.max_new_tokens=4")
+    return run_of(seeing, "sft", seeing.rows, output, "data.pairs_per_step=6", *held_out, *answers, *settings)
 
 
 def trained(seeing, output, *settings) -> jobs.Run:
@@ -66,7 +67,8 @@ def test_fine_tuning_is_the_same_bit_for_bit(seeing, tmp_path):
 def test_reinforcement_learning_is_the_same_bit_for_bit(seeing, tmp_path):
     """Generation computes the rows, and the reference, old log-probs and updates find them; one image fits at most."""
     settings = (FROZEN, "algorithm.beta=0.1", "algorithm.num_iterations=2", "rollout.weights=int8")
-    limits = {"known": (), "none": ("train.tower_cache_gb=0",), "one": ("train.tower_cache_gb=8e-7",)}
+    none = "train.tower_cache_gb=0"
+    limits = {"known": (), "none": (none,), "swap": (none, "memory.swap=True"), "one": ("train.tower_cache_gb=8e-7",)}
     runs = {name: trained(seeing, tmp_path / name, *settings, *more) for name, more in limits.items()}
     known = runs.pop("known")
     for run in runs.values():

@@ -1,8 +1,9 @@
 """Tower that nothing changes, and rows of pictures that it has computed.
 
-Each picture is computed alone, and its rows are kept in host memory within a limit. They are then a function of its pixels and of the tower's weights. Computed beside other pictures, their
-last bits would depend on the sizes of the batch. The graphs of the text take the rows as an input, so that a device
-gets those of one batch at a time. They belong to no phase and are never swapped.
+Each picture is computed alone, so that its rows are a function of its pixels and of the tower's weights: beside others,
+their last bits would depend on the sizes of the batch. Rows are kept in host memory within a limit; they belong to no
+phase and are never swapped. The graphs of the text take them as an input, so that a device gets those of one batch at a
+time.
 """
 
 import hashlib
@@ -34,8 +35,8 @@ Key = tuple[bytes, bytes]  # digests of a tower and of a picture
 class KnownRows:
     """Rows of pictures that a process has computed, within a limit.
 
-    The least recently used ones are forgotten first. limit: bytes of all rows. nbytes: bytes now. found: how often rows were known, since the last `collect`; computed:
-    the pictures that were computed.
+    The least recently used ones are forgotten first. limit: bytes of all rows. nbytes: bytes now. found: how often rows
+    were known, since the last `collect`; computed: the pictures that were computed.
     """
 
     def __init__(self, limit: int):
