@@ -7,7 +7,6 @@ graphs, and on CPU the process itself, its compiled graphs and its kernels' tabl
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from mindrlhf import phases
 from mindrlhf.backend.native.names import halves

@@ -21,6 +21,11 @@ LAYOUTS = (
     {"model_parallel": 2, "use_seq_parallel": True},
     {"pipeline_stage": 2, "offset": [1, 0]},  # three layers
     {"data_parallel": 2},
+    {
+        "data_parallel": 2,
+        "enable_parallel_optimizer": True,
+        "optimizer_level": "level3",
+    },  # with its tower
 )
 
 
@@ -44,7 +49,7 @@ def results(world, seeing: Seeing, case: Case) -> dict:
 
     collectives = Collectives(world)
     known = open_known_rows(seeing.config, 1.0)
-    side = ModelPart(model_yaml(case), seeing.config, collectives, 128, known)
+    side = ModelPart(model_yaml(case), seeing.config, collectives, 128, known_rows=known)
     part = side.partition
     side.load(lambda spec: seeing.arrays[spec.name][part.slices(spec)])
     head = PolicyLogProbs(side.decoder, 1.0, every_token=True)
@@ -84,3 +89,4 @@ def test_layouts_give_the_stored_results(shared, frozen):
         shown = len({picture.digest for _, pictures in seeing.sequences for picture in pictures})
         assert computed[:3] == [(shown, shown), (shown, shown), (shown, 0)]
         assert sum(computed[3]) >= shown
+        assert computed[4] == (0, 0)
