@@ -1,7 +1,8 @@
-"""Units of memory."""
+"""Units of memory, and sizes in them."""
 
 MIB, GIB = 2**20, 2**30
 FLOAT32 = 4  # bytes of a weight, a gradient and a moment
+DIGEST_BYTES = 16  # of digests that tell contents apart
 
 
 def size(nbytes: int) -> str:

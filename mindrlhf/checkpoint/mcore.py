@@ -8,10 +8,9 @@ so, and these are MindFormers' defaults: `use_contiguous_weight_layout_attention
 
 from math import prod
 
-from mindrlhf.configs.lora import LAYERS
+from mindrlhf.configs.lora import LAYERS, MCORE_LAYERS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.parameter_spec import HfTensor, ParameterSpec, View
-from mindrlhf.models.parameters import MCORE_LAYERS
 
 # Module in Hugging Face's checkpoints -> in these; a layer's below its number.
 OUTER = {

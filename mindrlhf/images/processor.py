@@ -14,8 +14,7 @@ from mindrlhf.images.patches import image_patches
 from mindrlhf.images.resize import resize
 from mindrlhf.images.sizes import Grid, image_tokens, resized_size
 from mindrlhf.images.sources import read_image
-
-DIGEST_BYTES = 16
+from mindrlhf.units import DIGEST_BYTES
 
 
 @dataclass(frozen=True, eq=False)

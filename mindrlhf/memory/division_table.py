@@ -8,7 +8,7 @@ from mindrlhf.files.text import aligned
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.units import size
 
-Row = Mapping[str, Any]
+Tried = Mapping[str, Any]
 """An `Outlook` as plain values."""
 
 
@@ -60,18 +60,18 @@ def _verdict(figures: Mapping[str, Any], ranks: int) -> Iterator[str]:
         yield f"  {' '.join(proposed['arguments'])}"
 
 
-def _named(one: Row, figures: Mapping[str, Any]) -> str:
+def _named(one: Tried, figures: Mapping[str, Any]) -> str:
     """Write the numbers of a division's ranks, and its part in the comparison."""
     if one == figures["given"]:
         return f"{_numbers(one)}, given"
     return f"{_numbers(one)}, proposed" if one == figures["proposed"] else _numbers(one)
 
 
-def _numbers(one: Row) -> str:
+def _numbers(one: Tried) -> str:
     return f"{one['trainers']} + {one['generators']}"
 
 
-def _cells(name: str, one: Row | None) -> tuple[str, ...]:
+def _cells(name: str, one: Tried | None) -> tuple[str, ...]:
     """Make a row of the table.
 
     one: None for a job that `train` would refuse.

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mindrlhf.configs.vision import CHANNELS
 from mindrlhf.memory.estimate import Work
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.reshard.plan import Plan
@@ -9,7 +10,6 @@ from mindrlhf.token_arrays import TOKEN_ARRAYS
 
 ID = np.dtype(np.int32)  # of a token
 OF_ANSWERS = ("sampled", "behaviour_log_probs", "policy_log_probs")  # arrays that each answer has
-CHANNELS = 3  # of a picture, a byte each
 
 
 def exchanged(work: Work, moved: Plan) -> dict[str, int] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from mindrlhf.configs.lora import LAYERS, Adapter
+from mindrlhf.configs.lora import LAYERS, MCORE_LAYERS, Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.vision import PartName
 from mindrlhf.errors import UserError
@@ -21,7 +21,6 @@ EMBEDDING = "model.tok_embeddings.embedding_weight"
 FINAL_NORM = "model.norm_out.weight"
 HEAD = "lm_head.weight"  # the same name in Hugging Face's checkpoints
 VALUE_HEAD = "value_head.weight"
-MCORE_LAYERS = "decoder.layers."  # where MindFormers' newer checkpoints have `configs.lora.LAYERS`
 
 
 def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:

@@ -23,12 +23,11 @@ from mindrlhf.models.parameters import tower_trains
 from mindrlhf.models.vision.batch import PictureTable, RowInputs
 from mindrlhf.models.vision.rows import tower_rows
 from mindrlhf.models.vision.tower import Tower
-from mindrlhf.units import GIB
+from mindrlhf.units import DIGEST_BYTES, GIB
 
 if TYPE_CHECKING:  # it imports Pillow, which text does not need
     from mindrlhf.images.processor import Picture
 
-DIGEST_BYTES = 16
 Key = tuple[bytes, bytes]  # digests of a tower and of a picture
 
 
