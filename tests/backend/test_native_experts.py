@@ -1,11 +1,14 @@
 """The fused half with experts: decode steps against float64, updates against composed ones, and rows in any company."""
 
+import functools
+
 import numpy as np
 import pytest
 import reference_model
 from bfloat16_numbers import rounded
 from int8_numbers import int8
 from mindspore import Tensor, nn
+from slow_cases import few_of
 from small_model import EXPERTS, SmallModel
 from small_updater import Subject, assert_close, random_groups, rows_like
 
@@ -92,19 +95,29 @@ def updated(model, operators, recompute=False):
     return subject.updater(groups, 0.0, weights=weights), subject.gradients
 
 
+def one_layer(adapted: bool) -> SmallModel:
+    changes = {"adapter": ADAPTER, "norm_topk_prob": False} if adapted else {}
+    return SmallModel.random(2, **SIZES | {"num_layers": 1, "decoder_sparse_step": 1} | changes)
+
+
+@functools.cache
+def composed(adapted: bool):
+    """The update that both dtypes are compared with."""
+    return updated(one_layer(adapted), COMPOSED)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "changes", "tolerance"),
-    [
-        pytest.param("float32", {}, 1e-5, marks=pytest.mark.slow),
-        ("float32", {"adapter": ADAPTER, "norm_topk_prob": False}, 1e-5),
-        ("bfloat16", {}, 0.05),
-    ],
+    ("dtype", "adapted", "tolerance"),
+    few_of(
+        [("float32", True, 1e-5), ("bfloat16", True, 0.05)],
+        [("float32", False, 1e-5), ("bfloat16", False, 0.05)],
+    ),
 )
-def test_updates(fused, dtype, changes, tolerance):
+def test_updates(fused, dtype, adapted, tolerance):
     if dtype == "bfloat16" and not native.library().bfloat16:
         pytest.skip("this processor has no fast bfloat16 products")
-    model = SmallModel.random(2, **SIZES | {"num_layers": 1, "decoder_sparse_step": 1} | changes)
-    plain, wanted = updated(model, COMPOSED)
+    model = one_layer(adapted)
+    plain, wanted = composed(adapted)
     operators = open_operators(dtype)
     runs = [updated(model, operators, recompute) for recompute in (False, True)]
     for update, gradients in runs:

@@ -109,18 +109,21 @@ void attended(const float *keys, const float *values, long rows, long d, const f
 }}
 }}
 """
+# The others that the package may be built without are built with `--slow`: each takes the compiler for 3 s.
+FEW_WITHOUT = ((), ("avx512f",), ("avx",))
 WITHOUT = ((), ("avx512vnni", "avxvnni", "avx512bf16"), ("avx512f",), ("avx2",), ("avx",))
 
 
 @pytest.fixture(scope="module")
-def builds(fused, tmp_path_factory):
+def builds(fused, tmp_path_factory, request):
     """The same source for registers of 64, 32 and 16 bytes, where the processor has them."""
+    wanted = WITHOUT if request.config.getoption("--slow") else FEW_WITHOUT
     folder, built = tmp_path_factory.mktemp("products"), []
     source = folder / "products.cpp"
     source.write_text(PRODUCTS.format(folder=native.SOURCE.parent))
     known = set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
     # Without instructions that the processor lacks anyway, the build is the one before.
-    for without in [names for names in WITHOUT if not names or known.intersection(names)]:
+    for without in [names for names in wanted if not names or known.intersection(names)]:
         path, options = folder / f"{len(built)}.so", [f"-mno-{name}" for name in without]
         command = ["g++", *native.FLAGS, *options, "-w", str(source), "-o", str(path)]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -26,7 +26,7 @@ PEER_KEYS = {
     *("completion_tokens", "prompt_tokens", "gen_tok_s", "tok_s", "cpu_util", "others"),
 }
 SCRIPT = ROOT / "benchmarks" / "grpo_step.py"
-SMALL = "--hidden 32 --layers 2 --intermediate 48 --bpe-vocab 300 --dataset-size 8 --prompts 2 --num-generations 2"
+SMALL = "--hidden 32 --layers 1 --intermediate 48 --bpe-vocab 300 --dataset-size 8 --prompts 2 --num-generations 2"
 SHORT = f"{SMALL} --max-prompt 9 --max-completion 6 --max-others 99"
 
 
@@ -105,7 +105,7 @@ def test_given_models_and_prompts(tmp_path):
     """A folder as the peer's script writes it: an HF directory with prompts beside it."""
     folder, texts = tmp_path / "given", ["Add 3 and 4.", "How much is it?"]
     tokenizer = train_tokenizer(texts, 300)
-    config = small_config(vocab_size=tokenizer.size, tie_word_embeddings=True)
+    config = small_config(num_layers=1, vocab_size=tokenizer.size, tie_word_embeddings=True)
     arrays = random_arrays(config)
     save_hf(folder, config, ((spec, arrays[spec.name]) for spec in parameter_table(config)), tokenizer=tokenizer)
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": t, "answer": "7"}) + "\n" for t in texts))

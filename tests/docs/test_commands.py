@@ -9,6 +9,7 @@ than a CPU and two processes is checked only.
 
 import argparse
 import importlib
+import json
 import os
 import re
 import runpy
@@ -27,6 +28,7 @@ from mindrlhf.commands.arguments import Parser
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings, load_sft_config
 from mindrlhf.flags import TrainFlags
+from mindrlhf.report.charts import COST, LEARNING
 from mindrlhf.trainer import check as build
 
 # Beginning of a command -> why it is not run here.
@@ -95,6 +97,34 @@ SHORTER = {
     ),
 }
 
+# Beginning of a metric -> what it takes besides one run with default settings.
+OTHER_RUNS = {
+    "val-core/": "held-out problems",
+    "val-aux/": "held-out problems",
+    "val/reward": "held-out problems",
+    "val/loss": "fine-tuning with held-out rows",
+    "train/loss": "fine-tuning",
+    "actor/expert_": "experts",
+    "sample/": "answers of older weights",
+    "critic/vf_loss": "a critic",
+    "critic/value": "a critic",
+    "reshard/": "two layouts",
+    "timing_s/reshard": "two layouts",
+    "timing_s/reward_model": "reward models",
+    "timing_s/wait": "ranks that only train and ranks that only generate",
+    "(trainer|generator)/idle_ratio": "ranks that only train and ranks that only generate",
+    "perf/weight_sync_s": "two layouts",
+    "timing_s/old_log_prob": "several updates of one batch, or an algorithm that reads the policy",
+    "sampling/": "dynamic sampling",
+    "swap/": "memory.swap",
+    "tools/": "tools",
+    "perf/mfu/": "a step that builds no graph",
+    "perf/max_memory_reserved_gb": "verl",
+    "reward/format/": "another reward function",
+    "reward/countdown/": "another reward function",
+}
+GROUPS = "actor|critic|reward|group|[a-z]+_length|timing_s|timing_per_token_ms|perf|training|rollout_corr|val-core"
+
 PAGES = [page for page in documentation.pages() if documentation.commands(page)]
 
 
@@ -137,11 +167,16 @@ def msrun_options(words: list[str]) -> argparse.Namespace:
         return get_args()
 
 
+def copied(source: str, target: str) -> None:
+    """Copy a file, or link weights: a save puts a file in their place and changes none."""
+    (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
+
+
 @pytest.fixture
 def place(trained, tmp_path, monkeypatch) -> Path:
     """A copy of the prepared folder as the working folder."""
     folder = tmp_path / "place"
-    shutil.copytree(trained, folder, symlinks=True)
+    shutil.copytree(trained, folder, symlinks=True, copy_function=copied)
     monkeypatch.chdir(folder)
     return folder
 
@@ -233,3 +268,41 @@ def check(line: Line, monkeypatch) -> None:
         there = args.runs
     for path in there:
         assert Path(str(path).partition(":")[0]).exists(), f"{line.where}: {path}"  # of a dataset without its split
+
+
+@pytest.fixture(scope="module")
+def written(trained) -> set[str]:
+    """The metrics of a run with default settings."""
+    lines = (trained / "out" / "gsm8k" / "metrics.jsonl").read_text().splitlines()
+    return {name for line in lines for name in json.loads(line)}
+
+
+def test_charts(written):
+    """Every pattern of a report's charts is that of a metric which some run writes."""
+    # `mindrlhf sft`, algorithm.kl_in_reward, algorithm.dual_clip, rollout.tools, algorithm.teacher
+    elsewhere = (
+        "train/",
+        "actor/reward_kl_penalty",
+        "actor/pg_clipfrac_lower",
+        "tools/",
+        "conversation/",
+        "distillation/",
+    )
+    for chart in (*LEARNING, *COST):
+        assert isinstance(chart.metrics, tuple), chart.title
+        for pattern in chart.metrics:
+            other = pattern.startswith((*OTHER_RUNS, *elsewhere))
+            assert other or any(re.fullmatch(pattern, name) for name in written), f"{chart.title}: {pattern}"
+
+
+def test_metrics(written):
+    """What the pages call a metric is what a run has written."""
+    seen = set()
+    for page in documentation.pages():
+        for text in documentation.named(page):
+            if re.fullmatch(rf"(?:{GROUPS})/.+", text) and not text.endswith(("*", ".py")):
+                name = text.replace("<function>", "gsm8k")
+                seen.add(name)
+                other = any(name.startswith(start) for start in OTHER_RUNS)
+                assert name in written or other, f"{page}: no run writes `{text}`"
+    assert len(seen) > 30

@@ -4,9 +4,11 @@ A new process takes 5 s to start and each compiled graph 1-3 s, so tests share r
 tiny. `call` runs a command in this process, `start` in one of its own, and `workers.run_ranks` in several.
 """
 
+import functools
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +48,13 @@ def write_yamls(folder: Path, vocab_size: int, layers: int = 2) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps({"model": model, "context": {"device_target": "CPU"}}))
 
 
+# Prompts, and answers, of all lengths are padded to one: each further shape of a graph is compiled for seconds.
+ONE_SHAPE = "train.length_bucket=48"
+
+# Settings of a model of one layer, whose graphs are compiled in two thirds of the time.
+ONE_LAYER = tuple(f"{role}_yaml.model.model_config.num_layers=1" for role in ("train", "infer"))
+TWO_LAYERS = tuple(f"{role}_yaml.model.model_config.num_layers=2" for role in ("train", "infer"))
+
 AXES = {"dp": "data_parallel", "ep": "expert_parallel", "tp": "model_parallel", "pp": "pipeline_stage"}
 
 
@@ -84,7 +93,7 @@ class Task:
             "save_data_file": output / "rollouts.mindrecord",
             "enable_compile_cache": "True",
         }
-        small = ("data.prompts_per_step=4", "rollout.num_generations=4", "rollout.max_new_tokens=16")
+        small = ("data.prompts_per_step=4", "rollout.num_generations=4", "rollout.max_new_tokens=16", ONE_SHAPE)
         common = (f"reward.functions=[{{name: '{self.folder}/reward.py:variety'}}]", "trainer.total_steps=3")
         return ["train", *_flags(given | flags), *small, *common, *settings]
 
@@ -97,7 +106,7 @@ class Task:
             "save_ckpt_dir": output / "ckpt",
             "enable_compile_cache": "True",
         }
-        small = ("data.pairs_per_step=8", "trainer.total_steps=3", "optimizer.lr=1e-2")
+        small = ("data.pairs_per_step=8", "trainer.total_steps=3", "optimizer.lr=1e-2", ONE_SHAPE)
         return ["sft", *_flags(given | flags), *small, *settings]
 
 
@@ -173,14 +182,27 @@ def call(argv: Sequence[str]) -> int:
 
 @contextmanager
 def tests_are_no_users() -> Iterator[None]:
-    """Graphs of runs in the body are those of `start`: a digest of the code has users' modules, and not the tests'."""
+    """Graphs of runs in the body are those of `start`: a digest of the code has modules of users, and no others.
 
-    def others():
-        return (path for path in modules() if not path.is_relative_to(ROOT / "tests"))
+    Users' modules are those that the body loads from outside of this project: neither tests and benchmarks, nor what an
+    earlier test has loaded from its folder.
+    """
+    before = {id(module) for module in sys.modules.values()}
 
-    modules = graph_cache._user_modules
-    with patch.object(graph_cache, "_user_modules", others):
+    def loaded() -> Iterator[Path]:
+        for module in list(sys.modules.values()):
+            path = Path(getattr(module, "__file__", None) or "-")
+            if id(module) not in before and _is_a_users(path) and path.is_file():
+                yield path
+
+    with patch.object(graph_cache, "_user_modules", loaded):
         yield
+
+
+@functools.cache
+def _is_a_users(path: Path) -> bool:
+    installed = (Path(folder).resolve() for folder in (ROOT, sys.prefix, sys.base_prefix))
+    return path.suffix == ".py" and not any(path.resolve().is_relative_to(folder) for folder in installed)
 
 
 def start(

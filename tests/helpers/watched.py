@@ -73,7 +73,7 @@ class Subject:
         self.side.micro_batches = 2
         self.side.load(lambda spec: model.arrays[spec.name][self.side.partition.slices(spec)])
         objective = replace(NEGATIVE_LOG_LIKELIHOOD, terms=((TERM, coefficient),))
-        head, train = PolicyLogProbs(self.side.decoder, 1.0), TrainSettings(length_bucket=4)
+        head, train = PolicyLogProbs(self.side.decoder, 1.0), TrainSettings(length_bucket=16)  # one shape
         self.updater = self.side.open_updater(head, objective, OptimizerSettings(max_grad_norm=1e6), train)
         self._step, self.updater.optimizer.step = self.updater.optimizer.step, self._keep
 

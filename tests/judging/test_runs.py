@@ -15,7 +15,7 @@ from mindrlhf.rewards.runner import RewardRunner
 
 REPLICAS = tuple(f"{yaml}_yaml.parallel_config.data_parallel=2" for yaml in ("train", "infer"))
 HALVES = tuple(f"{yaml}_yaml.parallel_config.model_parallel=2" for yaml in ("train", "infer"))
-SETTINGS = ("optimizer.lr=1e-3", "train.length_bucket=48", "memory.swap=True", "trainer.save_freq=1")
+SETTINGS = ("optimizer.lr=1e-3", "train.length_bucket=48", "memory.swap=True", "trainer.save_freq=1", *jobs.ONE_LAYER)
 ROUNDING = {"rtol": 2e-6, "atol": 1e-6}  # of batches that pad prompts to other lengths, with AVX-512
 
 

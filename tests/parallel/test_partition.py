@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import model_configs, offsets, spreads
 from stacked import STACK, stacked_config
@@ -44,6 +44,7 @@ def test_each_element_counts_once_in_every_replica(parts):
             assert (counted == 1).all()
 
 
+@settings(max_examples=40)
 @given(jobs())
 def test_the_ranks_of_a_sum_hold_the_same_part_and_agree_on_the_group(parts):
     groups = cache(lambda rank, spec: parts[rank].gradient_group(spec))

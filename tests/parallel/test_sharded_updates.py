@@ -24,13 +24,14 @@ EP = "expert_parallel"
 THREE = {PP: 2, "offset": (1, 0)}  # layers on two stages
 FEW = {
     2: [
-        Case(THREE, EXPERTS, replays=True),
+        Case(THREE, EXPERTS | TIED, replays=True),
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
-        Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
     ]
 }
 MANY = {
     2: [
+        Case(THREE, EXPERTS, replays=True),
+        Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
         Case({TP: 2}, {}),
         Case({TP: 2}, ADAPTER),
         Case({PP: 2}, TIED | ADAPTER),

@@ -123,7 +123,7 @@ def test_a_model_on_some_ranks_is_gathered_on_the_first_of_them():
     run_collectives(4, run)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_any_two_layouts_of_a_model(data):
     config = data.draw(model_configs())

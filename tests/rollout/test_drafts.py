@@ -55,7 +55,7 @@ def test_nothing_is_kept_when_it_is_off():
 @pytest.fixture(scope="module")
 def rollouts_of(request):
     """Two calls of an engine, the second over the same prompts: each answer, and the statistics of both calls."""
-    model = SmallModel.random()
+    model = SmallModel.random(num_layers=1)
     decoder, _ = model.build(96)
     rng = np.random.default_rng(4)
     prompts = [Prompt(i, rng.integers(1, 64, length).astype(np.int32)) for i, length in enumerate((9, 4, 17, 6, 12))]

@@ -18,6 +18,7 @@ COMMON = (
     "rollout.stop_strings=[e, '3']",
     "train.length_bucket=48",  # one shape of graph: each more is compiled for seconds
     "trainer.total_steps=3",
+    *jobs.ONE_LAYER,
 )
 JOBS = {
     "ppo": (
@@ -65,13 +66,14 @@ def finished(task: jobs.Task, folder, name: str, *settings: str, workers: int = 
 
 @pytest.fixture(scope="module")
 def alone(task, tmp_path_factory):
-    """name -> the run of one process."""
+    """(name, further settings) -> the run of one process."""
     runs = {}
 
-    def get(name: str) -> jobs.Run:
-        if name not in runs:
-            runs[name] = finished(task, tmp_path_factory.mktemp(name), name)
-        return runs[name]
+    def get(name: str, *settings: str) -> jobs.Run:
+        key = (name, *settings)
+        if key not in runs:
+            runs[key] = finished(task, tmp_path_factory.mktemp(name), name, *settings)
+        return runs[key]
 
     return get
 
@@ -121,7 +123,7 @@ CUTS = {
     "one group at a time": (0, ["train.max_tokens_per_micro_batch=1"]),
     "dp2": (2, [*jobs.layout("train", "dp2"), *jobs.layout("infer", "dp2")]),
     "dp2zero3": (2, [*jobs.layout("train", "dp2zero3"), *jobs.layout("infer", "tp2")]),
-    "tp2pp2": (4, [*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")]),
+    "tp2pp2": (4, [*jobs.TWO_LAYERS, *jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")]),
 }
 DEFAULT = [("ppo", "one group at a time")]
 
@@ -138,7 +140,8 @@ CASES = [(name, cut) for name, cut in CASES if "everything" not in name or (cut 
 
 @pytest.mark.parametrize(("name", "workers", "settings"), [case(*pair) for pair in CASES])
 def test_a_run_that_is_cut_otherwise_is_the_same(task, alone, tmp_path, name, workers, settings):
-    assert_equal(finished(task, tmp_path, name, *settings, workers=workers), alone(name))
+    layers = [setting for setting in settings if setting in jobs.TWO_LAYERS]
+    assert_equal(finished(task, tmp_path, name, *settings, workers=workers), alone(name, *layers))
 
 
 @pytest.mark.slow

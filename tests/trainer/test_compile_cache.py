@@ -13,7 +13,7 @@ from workers import run_msrun
 from mindrlhf.backend.native import library
 from mindrlhf.run.compile_cache import graph_settings
 
-SETTINGS = ("algorithm.beta=0.1", "trainer.total_steps=2", "trainer.save_freq=1")
+SETTINGS = ("algorithm.beta=0.1", "trainer.total_steps=2", "trainer.save_freq=1", *jobs.ONE_LAYER)
 SAME = ("actor/loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")
 
 
@@ -96,7 +96,7 @@ def test_another_order_of_graphs_changes_nothing(task, tmp_path, cache, without,
 @pytest.mark.msrun
 @pytest.mark.parametrize(("train", "infer"), [("tp2", "dp2"), ("pp2", "tp2"), ("dp2", "dp2")])
 def test_workers_have_graphs_of_their_own(task, tmp_path, cache, train, infer):
-    layout = (*jobs.layout("train", train), *jobs.layout("infer", infer))
+    layout = (*jobs.TWO_LAYERS, *jobs.layout("train", train), *jobs.layout("infer", infer))
     runs = []
     for kept in (False, True, True):
         folder = tmp_path / str(len(runs))

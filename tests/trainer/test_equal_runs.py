@@ -21,6 +21,7 @@ SETTINGS = (
     "optimizer.eps=1e-5",  # else Adam blows rounding errors up to full steps where a gradient is zero (key biases)
     "train.length_bucket=48",  # one shape of graph: each more is compiled for seconds
     "train.max_tokens_per_micro_batch=240",  # one group
+    *jobs.ONE_LAYER,
 )
 LOG_PROBS = ("behaviour_log_probs", "policy_log_probs")
 SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")

@@ -12,7 +12,7 @@ from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.metrics.writers import read_metrics
 
-ONE_LAYER = ("train_yaml.model.model_config.num_layers=1", "infer_yaml.model.model_config.num_layers=1")
+SMALL = (*jobs.ONE_LAYER, "train.length_bucket=48", "algorithm.beta=0")  # graphs that these runs share
 
 FUNCTIONS = """
 def picky(prompt, completion, fields):
@@ -28,7 +28,7 @@ def shown(prompt, completion, fields):
 
 
 def run(task: jobs.Task, folder, *settings: str, **flags) -> jobs.Run:
-    assert jobs.call(task.train(folder, *ONE_LAYER, "train.length_bucket=48", *settings, **flags)) == 0
+    assert jobs.call(task.train(folder, *SMALL, *settings, **flags)) == 0
     return jobs.Run(folder)
 
 
@@ -38,7 +38,7 @@ def test_reward_functions_of_a_file(task, tmp_path, caplog):
     picky, shown = (f"name: '{tmp_path}/functions.py:{name}'" for name in ("picky", "shown"))
     functions = f"reward.functions=[{{{picky}, weight: 2}}, {{{shown}}}]"
     settings = (functions, "trainer.save_rollouts=True", "trainer.total_steps=2")
-    result = run(task, tmp_path / "out", *settings, "algorithm.beta=0")
+    result = run(task, tmp_path / "out", *settings)
     tokenizer = Tokenizer.from_path(task.folder)
     failed = 0
     for (step, experiences), row in zip(result.rollouts, result.metrics, strict=True):
@@ -72,7 +72,7 @@ def test_prompts_without_ground_truths(task, tmp_path, capsys):
     source, data = tmp_path / "open.jsonl", tmp_path / "open.mindrecord"
     source.write_text("".join(json.dumps({"question": f"Write {n} words."}) + "\n" for n in range(8)))
     convert(source, data, Tokenizer.from_path(task.folder), task="fields", template="plain", progress=False)
-    settings = ("trainer.total_steps=1", "trainer.save_rollouts=True", "algorithm.beta=0")
+    settings = ("trainer.total_steps=1", "trainer.save_rollouts=True")
     result = run(task, tmp_path / "out", *settings, mind_dataset_dir=data)
     dumped = json.loads((tmp_path / "out" / "rollouts" / "step_000001.jsonl").read_text().splitlines()[0])
     assert dumped["ground_truth"] is None
@@ -118,7 +118,7 @@ def test_reward_functions_that_hang_raise_give_nan_and_print(task, tmp_path):
     (tmp_path / "troubles.py").write_text(TROUBLES)
     names = ("sleeps", "raises", "nothing", "prints")
     functions = ", ".join(f"{{name: '{tmp_path}/troubles.py:{name}'}}" for name in names)
-    settings = (f"reward.functions=[{functions}]", "reward.timeout_s=0.5", "algorithm.beta=0", "trainer.total_steps=2")
+    settings = (f"reward.functions=[{functions}]", "reward.timeout_s=0.5", "trainer.total_steps=2")
     result = run(task, tmp_path / "out", *settings)
     tokenizer = Tokenizer.from_path(task.folder)
     total = 0
@@ -143,7 +143,7 @@ def test_a_reward_function_that_fails_for_every_sample(task, tmp_path):
     code = "def broken(prompt, completion, fields):\n    return 1 / (completion == fields['ground_truth'])\n"
     (tmp_path / "functions.py").write_text(code)
     functions = f"reward.functions=[{{name: '{tmp_path}/functions.py:broken'}}]"
-    settings = (functions, "trainer.total_steps=1", "algorithm.beta=0", "optimizer.weight_decay=0", "optimizer.lr=1e-2")
+    settings = (functions, "trainer.total_steps=1", "optimizer.weight_decay=0", "optimizer.lr=1e-2")
     result = run(task, tmp_path / "out", *settings)
     row = result.metrics[0]
     assert row["reward/broken/failures"] == 16
@@ -175,7 +175,7 @@ def test_weights_that_are_not_finite_replace_no_good_ones(task, tmp_path, capsys
     good = run(task, tmp_path, "trainer.total_steps=1", "trainer.save_freq=1")
     before = jobs.files(tmp_path / "ckpt")
     again = ("trainer.total_steps=2", "trainer.save_freq=1", TOO_FAST, "trainer.resume_mode=auto")
-    assert jobs.call(task.train(tmp_path, *ONE_LAYER, "train.length_bucket=48", *again)) == 2
+    assert jobs.call(task.train(tmp_path, *SMALL, *again)) == 2
     told = capsys.readouterr().err
     assert "step 2: the model's parameter model." in told
     assert "(step_000001 is whole, and --resume_training auto continues from it)" in told
@@ -185,8 +185,8 @@ def test_weights_that_are_not_finite_replace_no_good_ones(task, tmp_path, capsys
 
 @pytest.mark.parametrize("command", ["train", "sft"])
 def test_a_model_that_is_not_finite_is_not_written(task, tmp_path, capsys, command):
-    arguments = task.train(tmp_path, *ONE_LAYER) if command == "train" else task.sft(tmp_path, ONE_LAYER[0])
-    assert jobs.call([*arguments, "train.length_bucket=48", "trainer.total_steps=1", TOO_FAST]) == 2
+    arguments = task.train(tmp_path, *SMALL) if command == "train" else task.sft(tmp_path, *SMALL[:1], SMALL[2])
+    assert jobs.call([*arguments, "trainer.total_steps=1", TOO_FAST]) == 2
     told = capsys.readouterr().err
     assert "holds NaN or infinity, so nothing is written over what was saved before" in told
     assert "Traceback" not in told
@@ -223,7 +223,7 @@ def test_a_step_without_a_group_to_learn_from_moves_nothing(task, tmp_path):
     reward = tmp_path / "reward.py"
     reward.write_text(jobs.REWARD)
     functions = f"reward.functions=[{{name: '{reward}:variety'}}]"
-    dapo = ("dynamic_sampling.enabled=True", "dynamic_sampling.max_rounds=1", "algorithm.beta=0")
+    dapo = ("dynamic_sampling.enabled=True", "dynamic_sampling.max_rounds=1")
     saving = ("trainer.save_freq=1", "trainer.resume_mode=auto", "optimizer.lr=1e-2", "optimizer.weight_decay=0.5")
     settings = (*dapo, *saving, functions)
     first = run(task, tmp_path, *settings, "trainer.total_steps=1")
@@ -254,7 +254,7 @@ def test_what_is_exported_stops_and_samples_as_it_should(task, tmp_path):
     assert len(ends) > 1
     again = tmp_path / "second"
     settings = ("trainer.total_steps=1", "trainer.save_freq=1", "optimizer.lr=1e-5")
-    run(task, again, *settings, load_sft_checkpoint_infer=source)
+    run(task, again, *settings, "algorithm.beta=0.01", load_sft_checkpoint_infer=source)
     exported = tmp_path / "exported"
     assert jobs.call(["export", "--checkpoint", again / "ckpt" / "latest", "--output", exported]) == 0
     for folder in (again / "ckpt" / "hf", again / "ckpt" / "step_000001" / "hf", exported):

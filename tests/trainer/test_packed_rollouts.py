@@ -13,6 +13,7 @@ SETTINGS = (
     "optimizer.eps=1e-5",
     "train.length_bucket=48",
     "trainer.progress=False",
+    *jobs.ONE_LAYER,
 )
 STEPS = 4
 

@@ -43,8 +43,7 @@ SETTINGS = (
     "rollout.num_generations=2",
     "rollout.max_new_tokens=8",
     "train.length_bucket=48",
-    "train_yaml.model.model_config.num_layers=1",
-    "infer_yaml.model.model_config.num_layers=1",
+    *jobs.ONE_LAYER,
 )
 
 

@@ -18,7 +18,7 @@ from mindrlhf.run.picture_rows import read_shown
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    return make_seeing_task(tmp_path_factory.mktemp("seeing"))
+    return make_seeing_task(tmp_path_factory.mktemp("seeing"), layers=1)
 
 
 def tuning(seeing, output, *settings, data=None):

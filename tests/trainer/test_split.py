@@ -13,6 +13,7 @@ SETTINGS = (
     *("optimizer.lr=1e-2", "optimizer.eps=1e-5", "train.length_bucket=48", "train.max_tokens_per_micro_batch=240"),
     *("algorithm.beta=0.1", "algorithm.updates_per_iteration=2", "algorithm.kl_in_reward=True"),
     *("trainer.test_freq=2", "validation.limit=3", "validation.max_new_tokens=4", "trainer.progress=False"),
+    *("rollout_correction.level=token", *jobs.ONE_LAYER),  # as one step behind: the same graphs
 )
 BEHIND = "trainer.staleness=1"
 # What differs between placements: times, memory, what moves, and the age of answers, which turns have not.
@@ -148,7 +149,7 @@ def test_one_trainer_and_three_generators(task, tmp_path):
 @pytest.mark.parametrize("train", ["tp2", "dp2", "pp2"])
 def test_two_trainers_and_two_generators(task, tmp_path, train):
     """With tensor parallelism on both sides, as on two ranks that do both."""
-    layouts = (*jobs.layout("train", train), *jobs.layout("infer", "tp2"))
+    layouts = (*jobs.TWO_LAYERS, *jobs.layout("train", train), *jobs.layout("infer", "tp2"))
     run = split(task, tmp_path / "split", 2, 2, BEHIND, *layouts)
     assert_same(run, together(task, tmp_path / "two", BEHIND, *layouts, workers=2))
 
@@ -169,7 +170,6 @@ STEPS = 5
 LONG = (
     *("trainer.staleness=1", f"trainer.total_steps={STEPS}", "trainer.save_freq=1", "rollout.max_new_tokens=8"),
     *("dynamic_sampling.enabled=True", "dynamic_sampling.prompts_per_round=6", "dynamic_sampling.max_rounds=3"),
-    *(f"{role}_yaml.model.model_config.num_layers=1" for role in ("train", "infer")),
 )
 # The process of scoring kills the rank that started it at a call of a number, once.
 KILLING = """

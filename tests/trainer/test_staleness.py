@@ -16,7 +16,10 @@ from mindrlhf.records.batches_ahead import Batch, BatchesAhead
 from mindrlhf.trainer.check import read_settings
 from mindrlhf.trainer.grpo import GRPOLoop
 
-SETTINGS = ("optimizer.lr=1e-2", "train.length_bucket=48", "train.max_tokens_per_micro_batch=240", "algorithm.beta=0")
+SETTINGS = (
+    *("optimizer.lr=1e-2", "train.length_bucket=48", "train.max_tokens_per_micro_batch=240", "algorithm.beta=0"),
+    *jobs.ONE_LAYER,
+)
 CORRECTED = "rollout_correction.level=token"
 AGES = ("sample/staleness_mean", "sample/staleness_max")
 MEASURED = (*AGES, "sample/stale_tokens", "sample/trajectory_spans_mean", "sample/trajectory_spans_max")
@@ -106,6 +109,7 @@ def test_a_replay_gives_the_same_weights_and_ages(task, behind, tmp_path):
     assert [again.column(name).tolist() for name in AGES] == [behind.column(name).tolist() for name in AGES]
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
 def test_two_ranks_have_the_same_answers(task, tmp_path):
     ranks = tuple(f"{role}_yaml.parallel_config.data_parallel=2" for role in ("train", "infer"))
@@ -126,7 +130,6 @@ LONG = (
     *("dynamic_sampling.enabled=True", "dynamic_sampling.prompts_per_round=6", "dynamic_sampling.max_rounds=3"),
     *("algorithm.updates_per_iteration=2", "trainer.progress=False", "trainer.loggers=[console, jsonl]"),
     *("rollout.max_new_tokens=8", "rollout.num_generations=2", "optimizer.eps=1e-5"),
-    *(f"{role}_yaml.model.model_config.num_layers=1" for role in ("train", "infer")),
 )
 
 
@@ -159,8 +162,8 @@ def test_the_long_run_is_worth_comparing(whole):
     assert len({row["actor/grad_norm"] for row in rows}) == STEPS
 
 
-@pytest.mark.parametrize("killed", [(("generate", 4), ("update", 5)), (("save", 2), ("report", 4))])
-def test_killed_in_two_phases(task, whole, tmp_path, killed):
+@pytest.mark.parametrize("killed", [(("save", 2), ("report", 3), ("generate", 4), ("update", 5))])
+def test_killed_in_each_phase(task, whole, tmp_path, killed):
     rng = random.Random(str(killed))
     for phase, step in killed:
         phases.kill_in(long(task, tmp_path / "run"), tmp_path / "phases", phase, step, rng)

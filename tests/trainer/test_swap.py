@@ -10,6 +10,7 @@ SETTINGS = (
     "optimizer.lr=1e-3",
     "train.length_bucket=48",
     "trainer.total_steps=3",
+    *jobs.ONE_LAYER,
 )
 ADAPTERS = ("lora.rank=4", "lora.reference=start")
 LAYOUTS = (

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from oracle_routing import SPARSE, by_layer, chosen, random_routing
+from slow_cases import few_of
 from small_model import SmallModel
 from small_updater import RATE, Subject, assert_close, random_groups, rows_like
 
@@ -100,6 +101,7 @@ def test_a_pass_records_what_the_routers_choose(model, groups, scorers):
             np.testing.assert_array_equal(row, other)
 
 
+@pytest.mark.parametrize("kind", few_of(["normalised"], ["shares"]), indirect=True, scope="module")
 def test_gradients_with_own_experts_given_are_those_without(model, groups, subject):
     """Giving the experts that the routers choose anyway changes no number."""
     plain = Subject(model, NEGATIVE_LOG_LIKELIHOOD)

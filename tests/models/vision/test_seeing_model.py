@@ -1,17 +1,24 @@
-"""A model that sees: logits, log-probs, loss and gradient norms are the stored ones, tower included."""
+"""A model that sees: logits, log-probs, loss and gradients are the stored ones, tower and adapters included."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from small_model import SmallModel
-from small_updater import RATE, Subject
+from seeing_model import Seeing
+from small_model import SmallModel, random_arrays
+from small_updater import RATE, Subject, assert_close
 
 from mindrlhf.backend.operators import COMPOSED
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.images.processor import ImageProcessor
+from mindrlhf.models.parameters import parameter_table
 from mindrlhf.models.vision.batch import few_sizes
 from mindrlhf.models.vision.rows import is_tower
 from mindrlhf.training.batch import SequenceGroup, cut, pad
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
+
+ADAPTER = Adapter(3, 6, target_modules=("qkv", "merger.mlp.2", "down_proj", "v_proj"))
 
 
 class Logits(nn.Cell):
@@ -124,6 +131,40 @@ def test_whole_gradients_are_the_stored_ones(seeing, update):
     special = subject.gradients["model.tok_embeddings.embedding_weight"][592:597]
     stored = seeing.stored["grad_embed_special_rows"]
     np.testing.assert_allclose(special, stored, rtol=0, atol=1e-4 * np.abs(stored).max())
+
+
+def adapted_model(seeing) -> Seeing:
+    """The model whose weights under adapters lack their product, so that both together are the stored ones."""
+    config = seeing.config.model_copy(update={"adapter": ADAPTER})
+    arrays = random_arrays(config, 3)
+    table = {spec.name: spec for spec in parameter_table(config)}
+    for name, spec in table.items():
+        if not spec.adapts:
+            arrays[name] = seeing.arrays[name]
+    for name, spec in table.items():
+        if spec.kind == "lora_b":
+            weight = f"{name.removesuffix('.lora_b')}.weight"
+            first = arrays[f"{name.removesuffix('b')}a"]
+            arrays[weight] = arrays[weight] - np.float32(spec.scale) * (arrays[name] @ first)
+    return replace(seeing, config=config, arrays=arrays)
+
+
+def test_adapters_have_the_gradients_that_follow_from_their_weights(seeing, update):
+    """With W + s B A: dA = s B^T dW and dB = s dW A^T."""
+    model, whole = adapted_model(seeing), update[0].gradients
+    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD)
+    seeing.check_log_probs(subject.updater(seeing.groups, RATE, weights=seeing.weights).outputs)
+    gradients = subject.gradients
+    specs = [spec for spec in model.specs if spec.kind == "lora_b"]
+    assert {spec.name.split(".")[-2] for spec in specs} == {"qkv", "2", "down_proj", "w2", "wv"}
+    assert any(is_tower(spec) for spec in specs)
+    assert gradients.keys() == {f"{spec.name.removesuffix('b')}{kind}" for spec in specs for kind in "ab"}
+    for spec in specs:
+        name = spec.name.removesuffix(".lora_b")
+        first, second = (model.arrays[f"{name}.lora_{kind}"].astype(np.float64) for kind in "ab")
+        slope = spec.scale * whole[f"{name}.weight"].astype(np.float64)
+        assert_close(gradients[f"{name}.lora_a"], second.T @ slope, 1e-4, name)
+        assert_close(gradients[f"{name}.lora_b"], slope @ first.T, 1e-4, name)
 
 
 def test_few_sizes_serve_all_numbers():
