@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory) -> jobs.Task:
-    return jobs.make_task(tmp_path_factory.mktemp("task"))
+    return jobs.make_task(tmp_path_factory.mktemp("task"), layers=1)
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def test_sft_writes_a_model_with_its_tokenizer(task, tuned):
     names = {path.name for path in (tuned.folder / "ckpt" / "hf").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "vocab.json", "merges.txt"} <= names
     config = json.loads((tuned.folder / "ckpt/hf/config.json").read_text())
-    assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("qwen2", 32, 2)
+    assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("qwen2", 32, 1)
     assert tuned.weights["model.embed_tokens.weight"].shape == (300, 32)
 
 

@@ -72,7 +72,7 @@ def test_tokenizer_larger_than_the_vocabulary(task, output, refused):
 
 
 def test_dataset_of_another_tokenizer(task, output, refused, tmp_path):
-    smaller = jobs.make_task(tmp_path / "smaller", vocab_size=290)
+    smaller = jobs.make_task(tmp_path / "smaller", vocab_size=290, layers=1)
     argv = smaller.train(output, mind_dataset_dir=task.folder / "train.mindrecord")
     refused(argv, task.folder / "train.mindrecord", "is beyond the tokenizer's 290 tokens", "convert the data")
 
@@ -112,9 +112,9 @@ def test_missing_checkpoint(task, output, refused):
 
 def test_missing_weight(task, output, refused, weights):
     folder, tensors = weights
-    del tensors["model.layers.1.mlp.up_proj.weight"]
+    del tensors["model.layers.0.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors")
-    refused(task.train(output, load_sft_checkpoint_infer=folder), folder, "model.layers.1.mlp.up_proj.weight")
+    refused(task.train(output, load_sft_checkpoint_infer=folder), folder, "model.layers.0.mlp.up_proj.weight")
 
 
 def test_weight_of_another_shape(task, output, refused, weights):

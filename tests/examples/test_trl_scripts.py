@@ -15,7 +15,7 @@ SCRIPTS = jobs.ROOT / "examples" / "trl"
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    return jobs.make_task(tmp_path_factory.mktemp("task"))
+    return jobs.make_task(tmp_path_factory.mktemp("task"), layers=1)
 
 
 @pytest.fixture(scope="module")

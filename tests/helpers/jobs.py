@@ -51,7 +51,7 @@ def write_yamls(folder: Path, vocab_size: int, layers: int = 2) -> None:
 # Prompts, and answers, of all lengths are padded to one: each further shape of a graph is compiled for seconds.
 ONE_SHAPE = "train.length_bucket=48"
 
-# Settings of a model of one layer, whose graphs are compiled in two thirds of the time.
+# Settings of a model of one layer, and of one that pipeline stages can share.
 ONE_LAYER = tuple(f"{role}_yaml.model.model_config.num_layers=1" for role in ("train", "infer"))
 TWO_LAYERS = tuple(f"{role}_yaml.model.model_config.num_layers=2" for role in ("train", "infer"))
 
@@ -110,15 +110,18 @@ class Task:
         return ["sft", *_flags(given | flags), *small, *settings]
 
 
-def make_task(folder: Path, vocab_size: int = 300) -> Task:
-    """64 one-step problems (`train.mindrecord`), 16 held out (`test.mindrecord`), a tokenizer of `vocab_size` ids."""
+def make_task(folder: Path, vocab_size: int = 300, layers: int = 2) -> Task:
+    """64 one-step problems (`train.mindrecord`), 16 held out (`test.mindrecord`), a tokenizer of `vocab_size` ids.
+
+    layers: of the model; the graphs of one are compiled in two thirds of the time.
+    """
     sizes = f"--train_size 64 --test_size 16 --max_number 20 --two_step_share 0 --tokenizer_vocab_size {vocab_size}"
     assert cli.main(["synthesize", "--output_dir", str(folder), *sizes.split()]) == 0
     for name in ("train", "test"):
         files = ("--file_path", f"{folder}/{name}.jsonl", "--output_path", f"{folder}/{name}.mindrecord")
         kind = ("--tokenizer_path", str(folder), "--dataset_type", "arithmetic", "--template", "plain")
         assert cli.main(["data", *files, *kind]) == 0
-    write_yamls(folder, vocab_size)
+    write_yamls(folder, vocab_size, layers)
     (folder / "reward.py").write_text(REWARD)
     return Task(folder)
 

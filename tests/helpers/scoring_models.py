@@ -36,7 +36,8 @@ def small_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
 
 def scoring_config(family: str = "qwen2", **changes) -> ModelConfig:
     sizes = {"family": family, "vocab_size": 300, "value_head": True, "pad_token_id": 282}
-    return small_config(**sizes | FAMILIES[family] | {"max_position_embeddings": 4096} | changes)
+    more = {"max_position_embeddings": 4096, "num_layers": 1}
+    return small_config(**sizes | FAMILIES[family] | more | changes)
 
 
 def write_scoring_model(folder: Path, config: ModelConfig, seed: int = 0, tokenizer: Tokenizer | None = None) -> dict:

@@ -13,7 +13,7 @@ from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 
 
 def test_a_frozen_router_stays_and_passes_gradients_on():
-    model = SmallModel.random(3, **EXPERTS)
+    model = SmallModel.random(3, **EXPERTS | {"num_layers": 2})
     groups = random_groups()
     weights = rows_like(groups, lambda n: np.full(n, 0.02))
     frozen = SmallModel(model.config.with_frozen(True, ()), model.arrays)

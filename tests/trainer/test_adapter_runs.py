@@ -37,26 +37,41 @@ def base(task, tmp_path_factory):
     return write_base(tmp_path_factory.mktemp("base") / "hf", task, 0)
 
 
-def write_base(folder, task, seed):
-    config = load_model_yaml(task.folder / "train.yaml").architecture()
+def write_base(folder, task, seed, layers=1):
+    config = load_model_yaml(task.folder / "train.yaml").architecture().model_copy(update={"num_layers": layers})
     arrays = random_arrays(config, seed)
     tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
     save_hf(folder, config, tensors, tokenizer=Tokenizer.from_path(task.folder))
     return folder
 
 
-@pytest.fixture(scope="module")
-def argv(task, base):
+def arguments_of(task, base, layers):
     def make(folder, *settings, **flags):
-        return task.train(folder, *SETTINGS, *settings, **{"load_sft_checkpoint_infer": base} | flags)
+        return task.train(folder, *SETTINGS, *layers, *settings, **{"load_sft_checkpoint_infer": base} | flags)
 
     return make
 
 
 @pytest.fixture(scope="module")
+def argv(task, base):
+    return arguments_of(task, base, jobs.ONE_LAYER)
+
+
+@pytest.fixture(scope="module")
 def whole(argv, tmp_path_factory):
     """A run that was never stopped."""
-    folder = tmp_path_factory.mktemp("whole")
+    return never_stopped(argv, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def two_layers(task, tmp_path_factory):
+    """As `argv` and `whole`, of a model that pipeline stages can share."""
+    folder = tmp_path_factory.mktemp("two_layers")
+    argv = arguments_of(task, write_base(folder / "hf", task, 0, layers=2), jobs.TWO_LAYERS)
+    return argv, never_stopped(argv, folder)
+
+
+def never_stopped(argv, folder):
     output = phases.to_the_end(argv(folder / "run"), folder / "phases")
     assert "continue" not in output
     return folder / "run"
@@ -104,6 +119,7 @@ def test_export_gives_the_adapter_or_the_merged_model(whole, tmp_path, capsys):
 def test_transform_merges_into_the_base(whole, task, tmp_path, source, capsys):
     """Into any layout, by one process or several; a model YAML that keeps them apart is refused."""
     yaml, goal = json.loads((task.folder / "train.yaml").read_text()), tmp_path / "goal.yaml"
+    yaml["model"]["model_config"]["num_layers"] = 1
     yaml["parallel_config"] = {"data_parallel": 1, "model_parallel": 2, "pipeline_stage": 1}
     goal.write_text(json.dumps(yaml))
     command = ["transform", "--src_checkpoint", whole / "ckpt" / source, "--dst_checkpoint"]
@@ -190,8 +206,9 @@ def test_a_run_begins_with_an_adapter(argv, whole, tmp_path, reference):
     ("train", "infer"),
     [("tp2", "dp2"), *(pytest.param(one, "tp2", marks=pytest.mark.slow) for one in ("pp2", "dp2zero3"))],
 )
-def test_adapters_of_two_layouts_are_gathered(argv, whole, tmp_path, train, infer):
+def test_adapters_of_two_layouts_are_gathered(request, argv, whole, tmp_path, train, infer):
     """Each rank reads its part of the adapter of one process, and rank 0 writes it again."""
+    argv, whole = request.getfixturevalue("two_layers") if "pp" in train else (argv, whole)
     first, settings = whole / "ckpt" / "hf_adapter", [setting for setting in SETTINGS if "lora." not in setting]
     arguments = [word for word in argv(tmp_path / "run") if word not in SETTINGS]
     layouts = (*jobs.layout("train", train), *jobs.layout("infer", infer))
@@ -231,7 +248,7 @@ def test_every_form_of_the_model_generates_the_same(whole, base, tmp_path):
 
 def test_fine_tuning_leaves_an_adapter(task, base, tmp_path):
     settings = ("lora.rank=2", "lora.save=both", "lora.dropout=0.2")
-    done = jobs.start(task.sft(tmp_path, *settings, load_sft_checkpoint_train=base))
+    done = jobs.start(task.sft(tmp_path, *settings, jobs.ONE_LAYER[0], load_sft_checkpoint_train=base))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "updates drop 20.0% of their inputs, in composed layers" in " ".join(done.stdout.split())
     stored, config = read_adapter(tmp_path / "ckpt" / "hf_adapter"), read_hf_config(base)

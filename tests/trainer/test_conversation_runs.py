@@ -56,7 +56,7 @@ def settings(folder) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> jobs.Task:
-    task = jobs.make_task(tmp_path_factory.mktemp("task"))
+    task = jobs.make_task(tmp_path_factory.mktemp("task"), layers=1)
     (task.folder / "counter.py").write_text(ENVIRONMENT)
     return task
 

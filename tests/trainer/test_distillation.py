@@ -42,7 +42,7 @@ def save_teacher(folder, tokenizer: Tokenizer):
 def taught(tmp_path_factory):
     """A run, with its teacher's folder."""
     folder = tmp_path_factory.mktemp("distillation")
-    task = jobs.make_task(folder)
+    task = jobs.make_task(folder, layers=1)
     teacher = save_teacher(folder / "teacher", Tokenizer.from_path(folder))
     assert jobs.call(task.train(folder / "run", *SETTINGS, f"algorithm.teacher={teacher}")) == 0
     return jobs.Run(folder / "run"), teacher, task

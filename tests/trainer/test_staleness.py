@@ -162,10 +162,12 @@ def test_the_long_run_is_worth_comparing(whole):
     assert len({row["actor/grad_norm"] for row in rows}) == STEPS
 
 
-@pytest.mark.parametrize("killed", [(("save", 2), ("report", 3), ("generate", 4), ("update", 5))])
-def test_killed_in_each_phase(task, whole, tmp_path, killed):
-    rng = random.Random(str(killed))
-    for phase, step in killed:
+KILLED = (("save", 2), ("report", 3), ("generate", 4), ("update", 5))
+
+
+def test_killed_in_each_phase(task, whole, tmp_path):
+    rng = random.Random(str(KILLED))
+    for phase, step in KILLED:
         phases.kill_in(long(task, tmp_path / "run"), tmp_path / "phases", phase, step, rng)
     phases.to_the_end(long(task, tmp_path / "run"), tmp_path / "phases")
     assert_same(jobs.Run(tmp_path / "run"), whole)
