@@ -130,7 +130,8 @@ def test_conversations_with_an_environment(model, tmp_path, capsys):
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"messages": MESSAGES, "word": "tree", "number": 17}])
     output = tmp_path / "out.jsonl"
     flags = ("--environment", f"{tmp_path}/echo.py:Echo", "--max_turns", 3, "--num_generations", 4, "--log_probs")
-    assert jobs.call(generation(model, prompts, output, *flags, "stop_strings=[e, a, '1']", "max_new_tokens=90")) == 0
+    settings = ("stop_strings=[e, a, '1']", "max_new_tokens=90", "temperature=3.0")
+    assert jobs.call(generation(model, prompts, output, *flags, *settings)) == 0
     (row,) = rows_of(output)
     tokenizer = Tokenizer.from_path(model)
     assert row["word"] == "tree"

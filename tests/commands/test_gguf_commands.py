@@ -69,11 +69,11 @@ def test_a_run_with_adapters_becomes_files(trained, file, tmp_path, capsys):
     assert jobs.call(["export", "--checkpoint", latest, "--gguf", tmp_path / "adapter.gguf"]) == 0
     merged = tmp_path / "out" / "merged.gguf"
     assert jobs.call(["export", "--checkpoint", latest, "--gguf", merged, "--merge", "--type", "f32"]) == 0
-    assert "the adapter, 28 tensors, f32" in capsys.readouterr().out
+    assert "the adapter, 14 tensors, f32" in capsys.readouterr().out
     assert jobs.call(["export", "--checkpoint", latest, "--output", tmp_path / "hf", "--merge"]) == 0
     back = load_file(f"{local_model(str(merged))}/model.safetensors")
     for name, array in load_file(tmp_path / "hf" / "model.safetensors").items():
         np.testing.assert_array_equal(back[name], array)
-    assert len(gguf.GGUFReader(tmp_path / "adapter.gguf").tensors) == 28
+    assert len(gguf.GGUFReader(tmp_path / "adapter.gguf").tensors) == 14
     base = read_adapter(trained.folder / "ckpt" / "hf_adapter").base.name
     assert base == local_model(str(file))
