@@ -30,7 +30,8 @@ def tuned(task, tmp_path_factory) -> jobs.Run:
         (folder / f"{name}.jsonl").write_text((json.dumps(problem) + "\n") * count)
         paths = ("--file_path", folder / f"{name}.jsonl", "--output_path", folder / f"{name}.mindrecord")
         assert jobs.call(["data", "--tokenizer_path", task.folder, "--template", "plain", *paths]) == 0
-    settings = ("trainer.total_steps=60", "optimizer.lr=1e-2", "optimizer.lr_decay=linear", "optimizer.warmup_steps=5")
+    rates = ("optimizer.lr=1e-2", "optimizer.lr_decay=linear", "optimizer.warmup_steps=5")
+    settings = ("trainer.total_steps=60", *rates, jobs.TWO_LAYERS[0])
     with contextlib.redirect_stdout((folder / "console").open("w")):
         flags = {"mind_dataset_dir": folder / "one.mindrecord", "enable_compile_cache": None}
         assert jobs.call(task.sft(folder, *settings, **flags)) == 0
@@ -57,7 +58,7 @@ def test_sft_writes_a_model_with_its_tokenizer(task, tuned):
     names = {path.name for path in (tuned.folder / "ckpt" / "hf").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "vocab.json", "merges.txt"} <= names
     config = json.loads((tuned.folder / "ckpt/hf/config.json").read_text())
-    assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("qwen2", 32, 1)
+    assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("qwen2", 32, 2)
     assert tuned.weights["model.embed_tokens.weight"].shape == (300, 32)
 
 
@@ -99,7 +100,7 @@ def stopped(task, tmp_path_factory) -> jobs.Run:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ("trainer.total_steps=40", "trainer.test_freq=2", "trainer.early_stop_patience=2", "validation.limit=4")
     held_out = (f"data.val_dataset={task.folder}/test.mindrecord", f"data.val_problems={task.folder}/test.mindrecord")
-    best = ("trainer.export_best=True", "data.pairs_per_step=3", "validation.max_new_tokens=8")
+    best = ("trainer.export_best=True", "data.pairs_per_step=3", "validation.max_new_tokens=8", jobs.TWO_LAYERS[0])
     with contextlib.redirect_stdout((folder / "console").open("w")):
         argv = task.sft(folder, *settings, *held_out, *best, mind_dataset_dir=folder / "rows.jsonl")
         assert jobs.call(argv) == 0

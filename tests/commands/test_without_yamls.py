@@ -3,6 +3,7 @@
 import argparse
 import json
 
+import jobs
 import pytest
 
 from mindrlhf import cli
@@ -17,7 +18,7 @@ NONE = {"sft_path_train": None, "sft_path_infer": None, "vocab_path": None, "mer
 def planned(model, task, capsys):
     """The figures of `mindrlhf plan` for the model's folder."""
 
-    def of(*more: str) -> dict:
+    def of(*more: str, model=model) -> dict:
         argv = ["plan", "--load_sft_checkpoint_infer", str(model), "--prompt_tokens", "32", "rollout.max_new_tokens=16"]
         assert cli.main([*argv, *more, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
@@ -39,10 +40,9 @@ def test_the_job_is_that_with_yamls(task, model, tmp_path):
         assert (ours_yaml.parallel, ours_yaml.context) == (theirs_yaml.parallel, theirs_yaml.context)
 
 
-def test_flags_are_the_layout(planned):
-    figures = planned(
-        "--data_parallel", "2", "--tensor_parallel", "2", "--pipeline_parallel", "2", "--sequence_parallel"
-    )
+def test_flags_are_the_layout(planned, task, tmp_path):
+    flags = ("--data_parallel", "2", "--tensor_parallel", "2", "--pipeline_parallel", "2", "--sequence_parallel")
+    figures = planned(*flags, model=jobs.write_model(task, tmp_path / "hf", num_layers=2))
     train, infer = figures["train"], figures["infer"]
     assert [train[key] for key in ("data_parallel", "model_parallel", "pipeline_stage")] == [2, 2, 2]
     assert train["use_seq_parallel"] is True
