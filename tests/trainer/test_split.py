@@ -63,6 +63,12 @@ def assert_idle_is_a_share(run: jobs.Run) -> None:
     assert np.isfinite(column(run, "timing_per_token_ms/gen")).all()
 
 
+def assert_measured_and_synchronised(run: jobs.Run) -> None:
+    held_out = [[name for name in row if name.startswith("val-core")] for row in run.metrics]
+    assert [len(names) for names in held_out] == [1, 0, 1, 1]  # before step 1, and after the steps 2 and 3
+    assert (column(run, "perf/weight_sync_s") > 0).all()
+
+
 @pytest.fixture(scope="module")
 def in_turn(task, tmp_path_factory) -> jobs.Run:
     return together(task, tmp_path_factory.mktemp("in_turn"))
@@ -73,14 +79,13 @@ def behind(task, tmp_path_factory) -> jobs.Run:
     return together(task, tmp_path_factory.mktemp("behind"), BEHIND)
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
 def test_in_turn_it_is_one_process(task, in_turn, tmp_path):
     run = split(task, tmp_path, 1, 1)
     assert_same(run, in_turn)
     assert_idle_is_a_share(run)
-    held_out = [[name for name in row if name.startswith("val-core")] for row in run.metrics]
-    assert [len(names) for names in held_out] == [1, 0, 1, 1]  # before step 1, and after the steps 2 and 3
-    assert (column(run, "perf/weight_sync_s") > 0).all()
+    assert_measured_and_synchronised(run)
 
 
 @pytest.mark.msrun
@@ -88,6 +93,7 @@ def test_one_step_behind_it_is_one_process_one_step_behind(task, behind, in_turn
     run = split(task, tmp_path, 1, 1, BEHIND)
     assert_same(run, behind)
     assert_idle_is_a_share(run)
+    assert_measured_and_synchronised(run)
     assert run.responses[32:] != in_turn.responses[32:]
     assert [column(run, f"sample/staleness_{name}").tolist() for name in ("mean", "max")] == [[0, 1, 1]] * 2
 

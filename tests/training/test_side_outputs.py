@@ -11,7 +11,7 @@ from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.process.launch import World
 
 ALONE = World(rank=0, size=1, device_target="CPU")
-SHARDED = [({"pipeline_stage": 2, "offset": (1, 0)}, False), ({"model_parallel": 2}, True)]  # and recomputing
+STAGES, SHARDS = {"pipeline_stage": 2, "offset": (1, 0)}, {"model_parallel": 2}
 NAMES = (
     "model.tok_embeddings.embedding_weight",
     "model.layers.0.attention.wq.weight",
@@ -81,21 +81,22 @@ def test_without_the_term_the_gradients_are_others(plain):
         assert difference > 0.01 * np.linalg.norm(without[3][name]), name
 
 
-def on_rank(world) -> list:
+def on_rank(world, layout: dict, recompute: bool) -> tuple:
     with watched():
-        return [Subject(world, layout, recompute).results() for layout, recompute in SHARDED]
+        return Subject(world, layout, recompute).results()
 
 
-def test_pipelines_and_shards_give_the_same(plain):
+@pytest.mark.msrun
+@pytest.mark.parametrize(("layout", "recompute"), few_of([(STAGES, True)], [(STAGES, False), (SHARDS, True)]))
+def test_pipelines_and_shards_give_the_same(plain, layout, recompute):
     loss, terms, sides, gradients = plain.results()
     assert LAYERS == 3
-    for rank in run_workers(2, __file__, "on_rank", timeout=550):
-        for found in rank:
-            assert found[0] == pytest.approx(loss, rel=1e-5)
-            assert found[1] == pytest.approx(terms, rel=1e-5)
-            for one, other in zip(found[2], sides, strict=True):
-                assert list(one) == list(other)
-                for side, array in other.items():
-                    np.testing.assert_allclose(one[side], array, rtol=1e-4, atol=1e-4, err_msg=str(side))
-            for name, gradient in gradients.items():
-                assert_close(found[3][name], gradient, 2e-5, name)
+    for found in run_workers(2, __file__, "on_rank", layout=layout, recompute=recompute, timeout=550):
+        assert found[0] == pytest.approx(loss, rel=1e-5)
+        assert found[1] == pytest.approx(terms, rel=1e-5)
+        for one, other in zip(found[2], sides, strict=True):
+            assert list(one) == list(other)
+            for side, array in other.items():
+                np.testing.assert_allclose(one[side], array, rtol=1e-4, atol=1e-4, err_msg=str(side))
+        for name, gradient in gradients.items():
+            assert_close(found[3][name], gradient, 2e-5, name)
