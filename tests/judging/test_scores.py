@@ -163,7 +163,7 @@ def judged_ids(settings_of, question, answer):
     ),
 )
 def test_a_judge_s_score_is_the_share_of_yes(tmp_path, family, tied):
-    config = scoring_config(family, value_head=False, tie_word_embeddings=tied)
+    config = scoring_config(family, value_head=False, tie_word_embeddings=tied, num_layers=2)
     weights = write_scoring_model(tmp_path, config)
     settings = {"name": "judge", "path": str(tmp_path), "template": "correct"}
     samples = [sample._replace(fields={**sample.fields, "ground_truth": "4"}) for sample in SAMPLES]
