@@ -38,7 +38,7 @@ FOLLOWING_S = 5
 # Bytes of addresses that MindSpore reserves for one small graph.
 LEAST_ADDRESSES = 9 * units.GIB // 4
 
-_ABORTING = threading.Lock()  # taken once, never released: only one reason to end is printed
+_ABORTING = threading.Lock()  # never released by a rank that aborts: it prints one reason, and does not end well
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,13 @@ class World:
         orderly = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
         if error is not None and not orderly:
             self.abort(error)
-        Collectives(self).barrier()
-        if self.membership:
-            self.membership.leave()
+        try:
+            Collectives(self).barrier()
+        except Exception as failure:
+            self.abort(failure)
+        with _ABORTING:  # the barrier may have all messages of a rank that is gone since
+            if self.membership:
+                self.membership.leave()
 
     def enter_phase(self, phase: str) -> None:
         """Note the work of this rank, which others name if it stands still."""

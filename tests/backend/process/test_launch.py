@@ -1,15 +1,24 @@
 """How a process starts and ends: alone in this process, and under msrun as a user would."""
 
+import dataclasses
 import gc
 import json
 import os
 import resource
 import subprocess
 import sys
+import threading
+import time
+from unittest.mock import patch
 
+import numpy as np
+import processes
 import pytest
 from workers import ROOT, WorkersFailed, run_msrun, run_workers
 
+from mindrlhf.backend.comm.point_to_point import PeerGone
+from mindrlhf.backend.comm.tcp import Channels
+from mindrlhf.backend.process import launch as launching
 from mindrlhf.backend.process.launch import World, join_library, launch, started_workers
 from mindrlhf.errors import UserError
 
@@ -150,6 +159,29 @@ def test_a_killed_rank_ends_the_job_and_is_named(script, where):
     assert run.returncode != 0
     assert run.logs[0].count("rank 0 of 2: rank 1 is gone: its process failed") == 1
     assert "came through" not in run.output
+
+
+def gone_at_the_end(world: World, sends: bool) -> None:
+    """Rank 1 is gone before the last barrier, perhaps with all sent that rank 0 needs, which has said so then."""
+    peers = processes.SocketCollectives.peers
+    if world.rank == 1:
+        if sends:
+            peers.send(np.zeros(1, np.int8), 0)
+        return
+    connected = dataclasses.replace(world, channels=Channels(peers, peers, peers))
+    with patch.object(launching, "FOLLOWING_S", 1), connected:
+        if sends:
+            threading.Thread(target=connected.abort, args=(PeerGone(1),), daemon=True).start()
+        while sends and not launching._ABORTING.locked():
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_rank_that_is_gone_at_the_end_is_named_and_the_other_one_fails(capfd, sends):
+    assert processes.run_processes(2, __file__, "gone_at_the_end", sends=sends) == [(1, None), (0, None)]
+    said = capfd.readouterr().err
+    assert said.count("rank 0 of 2: rank 1 is gone") == 1
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow
