@@ -1,8 +1,8 @@
 """Runs of `mindrlhf train` and `sft` that are killed in a chosen phase, and what they left.
 
 `kill_in(argv, log, "update", step=2)` starts one, which waits for its end at some Python call in the phase: no clock
-decides where. This file is also the script that runs: `mindrlhf`, noting each phase that it enters in the file
-$PHASE_LOG, and waiting where $PHASE_HELD says, until that file's `.go` is there.
+decides where. This file is also the script that runs: `mindrlhf`, whose rank $PHASE_RANK (0) notes each phase that it
+enters in the file $PHASE_LOG, and waits where $PHASE_HELD says, until that file's `.go` is there.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def start(
     log.write_text("")
     log.with_suffix(".go").unlink(missing_ok=True)
     command = [__file__, *map(str, argv)]
-    environment = os.environ | warm.FIXED | {"PHASE_LOG": str(log), "PHASE_HELD": json.dumps(list(held))}
+    environment = os.environ | warm.FIXED | variables(log, held)
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with log.with_suffix(".out").open("a") as output:
         if not workers and not new:
@@ -49,6 +49,11 @@ def start(
             first += [f"--local_worker_num={workers}", f"--master_port={free_port()}"]
             first += [f"--log_dir={log.parent / 'msrun'}", "--join=True"]
         return subprocess.Popen([*map(str, first), *command], env=environment, stdout=output, stderr=output)
+
+
+def variables(log: Path, held: Sequence[object], rank: int = 0) -> dict[str, str]:
+    """What tells a process of a job which rank notes its phases in a file, and where that one waits."""
+    return {"PHASE_LOG": str(log), "PHASE_HELD": json.dumps(list(held)), "PHASE_RANK": str(rank)}
 
 
 def let_go(log: Path) -> None:
@@ -143,14 +148,24 @@ def worker(process: subprocess.Popen, rank: int) -> psutil.Process:
 
 
 class _Noting:
-    """Notes the phases that a run enters, with their steps, and waits in one of them."""
+    """Notes the phases that a rank enters, with their steps, and waits in one of them."""
 
     def __init__(self):
         self._file = os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
         self._held, self._step = json.loads(os.environ["PHASE_HELD"]), 0
 
-    def note(self, phase: str) -> None:
-        os.write(self._file, f'[{self._step}, "{phase}"]\n'.encode())
+    def note(self, phase: str, step: int = 0) -> None:
+        os.write(self._file, f'[{step}, "{phase}"]\n'.encode())
+
+    def follow(self, steps):
+        """The loop's steps, which are those of phases that are not told one."""
+
+        @functools.wraps(steps)
+        def followed(run):
+            for self._step in steps(run):
+                yield self._step
+
+        return followed
 
     def hold(self) -> None:
         """Wait, once, until the test lets go or kills."""
@@ -161,15 +176,14 @@ class _Noting:
                 time.sleep(0.002)
 
     def __call__(self, phase: str, function):
-        """The function as a phase; its step is that of the call, or of the phase before."""
+        """The function as a phase; its step is that of the call, or the loop's."""
 
         @functools.wraps(function)
         def noted(*arguments, **named):
             steps = [argument for argument in arguments if type(argument) is int]
             steps += [argument.step for argument in arguments[1:] if hasattr(argument, "step")] + [self._step]
-            self._step = steps[0]
-            self.note(phase)
-            held = bool(self._held) and self._held[0] == phase and self._held[1] <= self._step
+            self.note(phase, steps[0])
+            held = bool(self._held) and self._held[0] == phase and self._held[1] <= steps[0]
             if held:
                 sys.setprofile(_after_calls(self._held[2], self.hold))
             try:
@@ -212,36 +226,48 @@ def _main() -> int:
 
 
 def _note_phases() -> None:
-    from mindrlhf.backend.process.launch import is_first_process
     from mindrlhf.trainer import start
 
     launch, phase = start.launch, _Noting()
-    if is_first_process():
+    noting = int(os.environ["PHASE_RANK"])
+    if os.environ.get("MS_ROLE") != "MS_SCHED" and os.environ.get("RANK_ID", "0") == str(noting):
         phase.note("start")
 
     def launched(*arguments, **named):
         """Patched once MindSpore may be imported."""
         world = launch(*arguments, **named)
-        if world.rank == 0:
-            from mindrlhf.checkpoint.store import CheckpointStore
-            from mindrlhf.reshard.online import OnlineReshard
-            from mindrlhf.run.report import TuningReport
-            from mindrlhf.run.step_report import StepReport
-            from mindrlhf.trainer.grpo import GRPOLoop
-            from mindrlhf.trainer.sft import SFTLoop
-            from mindrlhf.trainer.sources import FreshRollouts, RolloutsInParts
-
-            for source in (FreshRollouts, RolloutsInParts):
-                source.collect = phase("generate", source.collect)
-            GRPOLoop.update = phase("update", GRPOLoop.update)
-            SFTLoop.train = phase("update", SFTLoop.train)
-            CheckpointStore._write = phase("save", CheckpointStore._write)
-            OnlineReshard.run = phase("reshard", OnlineReshard.run)
-            for report in (StepReport, TuningReport):
-                report.write = phase("report", report.write)
+        if world.rank == noting:
+            _patch(phase)
         return world
 
     start.launch = launched
+
+
+def _patch(phase: _Noting) -> None:
+    from mindrlhf.checkpoint.store import CheckpointStore
+    from mindrlhf.evaluation.validation import ToldValidation
+    from mindrlhf.reshard.online import OnlineReshard
+    from mindrlhf.run.report import TuningReport
+    from mindrlhf.run.run import Run
+    from mindrlhf.run.step_report import StepReport
+    from mindrlhf.trainer.grpo import GRPOLoop
+    from mindrlhf.trainer.rollouts import Rollouts
+    from mindrlhf.trainer.sft import SFTLoop
+    from mindrlhf.trainer.sources import DrawnApart, FreshRollouts, RolloutsInParts
+
+    Run.steps = phase.follow(Run.steps)
+    Run.export = phase("export", Run.export)
+    for source in (FreshRollouts, RolloutsInParts):
+        source.collect = phase("generate", source.collect)
+    Rollouts.score = phase("score", Rollouts.score)
+    DrawnApart.tell = phase("hand over", DrawnApart.tell)
+    GRPOLoop.update = phase("update", GRPOLoop.update)
+    SFTLoop.train = phase("update", SFTLoop.train)
+    CheckpointStore._write = phase("save", CheckpointStore._write)
+    OnlineReshard.run = phase("reshard", OnlineReshard.run)
+    ToldValidation.__call__ = phase("validate", ToldValidation.__call__)
+    for report in (StepReport, TuningReport):
+        report.write = phase("report", report.write)
 
 
 if __name__ == "__main__":

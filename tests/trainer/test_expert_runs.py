@@ -1,9 +1,13 @@
 """Runs of a model with experts, end to end: train, resume, export, adapters, and other commands on the result."""
 
+import functools
 import json
+import random
 
 import jobs
+import killed_ranks
 import numpy as np
+import phases
 import pytest
 from safetensors.numpy import load_file
 from slow_cases import few_of
@@ -35,11 +39,18 @@ def base(task, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def train(task, base):
-    def run(folder, *settings, workers=0, **flags):
+def argv(task, base):
+    def words(folder, *settings, **flags):
         files = {"load_sft_checkpoint_infer": base, "sft_path_infer": None, "sft_path_train": None}
-        argv = task.train(folder, *SETTINGS, *settings, **files | flags)
-        jobs.train_apart(argv, workers, timeout=500)
+        return task.train(folder, *SETTINGS, *settings, **files | flags)
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def train(argv):
+    def run(folder, *settings, workers=0, **flags):
+        jobs.train_apart(argv(folder, *settings, **flags), workers, timeout=500)
         return jobs.Run(folder)
 
     return run
@@ -166,13 +177,24 @@ def whole(train, tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole"), *SPREAD)
 
 
+def spread_settings(name: str) -> tuple[str, ...]:
+    _, ours, theirs = LAYOUTS[name]
+    return (*SPREAD, *jobs.layout("train", ours), *jobs.layout("infer", theirs), "trainer.save_freq=1")
+
+
+@pytest.fixture(scope="module")
+def spread(train, tmp_path_factory):
+    """Runs in the layouts that were never stopped, by name."""
+    return functools.cache(
+        lambda name: train(tmp_path_factory.mktemp("spread"), *spread_settings(name), workers=LAYOUTS[name][0])
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.msrun
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_spread_experts_train_as_one_process(train, whole, tmp_path, name):
-    workers, ours, theirs = LAYOUTS[name]
-    layouts = (*jobs.layout("train", ours), *jobs.layout("infer", theirs))
-    run = train(tmp_path, *SPREAD, *layouts, workers=workers)
+def test_spread_experts_train_as_one_process(spread, whole, name):
+    run = spread(name)
     assert run.responses == whole.responses
     for key in ("actor/grad_norm", "actor/pg_loss", "actor/expert_entropy/1", "actor/expert_busiest/1"):
         np.testing.assert_allclose(run.column(key), whole.column(key), rtol=1e-5, atol=1e-6, err_msg=key)
@@ -180,12 +202,34 @@ def test_spread_experts_train_as_one_process(train, whole, tmp_path, name):
         assert np.linalg.norm(run.weights[key] - weight) <= 1e-5 * np.linalg.norm(weight), key
 
 
+def assert_same(run, through):
+    """To the last bit: answers, metrics, weights."""
+    assert run.responses == through.responses
+    np.testing.assert_equal(run.kept_metrics, through.kept_metrics)
+    assert_equal_weights(run, through)
+
+
 @pytest.mark.slow
 @pytest.mark.msrun
-def test_spread_experts_are_resumed(train, tmp_path):
-    """Bit for bit, with moments that the ranks share."""
-    layouts = (*jobs.layout("train", "dp2ep2"), *jobs.layout("infer", "dp2ep2"))
-    settings = (*SPREAD, *layouts, "train_yaml.parallel.enable_parallel_optimizer=True", "trainer.save_freq=1")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_spread_experts_are_killed_and_resumed(argv, train, spread, tmp_path, name):
+    """All ranks at once, at some call of one of them in a phase of the second step."""
+    rng = random.Random(name)
+    workers, settings = LAYOUTS[name][0], spread_settings(name)
+    phase = rng.choice(("generate", "update", "save", "reshard", "report"))
+    hold = killed_ranks.Hold(rng.randrange(workers), phase, step=2, calls=phases.calls_into(rng))
+    print(hold, flush=True)
+    killed_ranks.kill_all(argv(tmp_path / "run", *settings, resume_training="auto"), tmp_path / "log", workers, hold)
+    assert (tmp_path / "run" / "ckpt" / "step_000001").is_dir()
+    assert_same(train(tmp_path / "run", *settings, workers=workers, resume_training="auto"), spread(name))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_shared_moments_of_spread_experts_are_resumed(train, tmp_path):
+    """Bit for bit, after a stop."""
+    settings = (*spread_settings("ep2 to ep2"), "train_yaml.parallel.enable_parallel_optimizer=True")
     through = train(tmp_path / "through", *settings, workers=2)
     for steps in (1, 2):
         run = train(tmp_path / "again", *settings, f"trainer.total_steps={steps}", workers=2, resume_training="auto")
