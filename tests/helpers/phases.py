@@ -154,8 +154,8 @@ class _Noting:
         self._file = os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
         self._held, self._step = json.loads(os.environ["PHASE_HELD"]), 0
 
-    def note(self, phase: str, step: int = 0) -> None:
-        os.write(self._file, f'[{step}, "{phase}"]\n'.encode())
+    def note(self, phase: str, step: int | None = None) -> None:
+        os.write(self._file, f'[{self._step if step is None else step}, "{phase}"]\n'.encode())
 
     def follow(self, steps):
         """The loop's steps, which are those of phases that are not told one."""

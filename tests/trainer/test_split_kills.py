@@ -176,21 +176,23 @@ TWO_TRAIN = {
 }
 
 
+def on_division(task, folder, trainers: int, generators: int, layout: str) -> tuple[list[str], int]:
+    """The command and its number of ranks; two ranks that generate divide each matrix."""
+    flags = divided(trainers, generators) if generators else {}
+    training = jobs.layout("train", layout) if trainers > 1 else []
+    generation = jobs.layout("infer", "tp2") if (generators or trainers) > 1 else []
+    return long(task, folder, BEHIND, *training, *generation, **flags), trainers + generators
+
+
 def resumed(task, folder, divisions, layout: str = "") -> jobs.Run:
     """A run whose first division is killed in step 2, the next one in step 3, and so on, while the last one ends."""
     rng = random.Random(f"{divisions} {layout}")
-    for step, (trainers, generators) in enumerate(divisions, 2):
-        flags = divided(trainers, generators) if generators else {}
-        layouts = [
-            *(jobs.layout("train", layout) if trainers > 1 else ()),
-            *(jobs.layout("infer", "tp2") if 2 in (generators, trainers + generators) and generators != 1 else ()),
-        ]
-        argv = long(task, folder / "run", BEHIND, *layouts, **flags)
-        if step < len(divisions) + 1:
-            hold = killed_ranks.Hold(TRAINER, rng.choice(("update", "save", "report")), step, phases.calls_into(rng))
-            print(trainers, generators, hold, flush=True)
-            killed_ranks.kill_all(argv, folder / f"killed_{step}", trainers + generators, hold)
-    jobs.train_apart(argv, trainers + generators if trainers + generators > 1 else 0, timeout=400)
+    *killed, (last, ranks) = (on_division(task, folder / "run", *one, layout) for one in divisions)
+    for step, (argv, count) in enumerate(killed, 2):
+        hold = killed_ranks.Hold(TRAINER, rng.choice(("update", "save", "report")), step, phases.calls_into(rng))
+        print(count, hold, flush=True)
+        killed_ranks.kill_all(argv, folder / f"killed_{step}", count, hold)
+    jobs.train_apart(last, ranks if ranks > 1 else 0, timeout=400)
     return jobs.Run(folder / "run")
 
 
