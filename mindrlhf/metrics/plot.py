@@ -47,6 +47,7 @@ GUIDES = {  # metric that runs improve -> (title, y axis); the first that all ru
 }
 FORMATS: Mapping[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 STYLES = ("-", "--", ":")  # once all colours are taken
+LETTER, HANDLE = 0.08, 0.75  # inches that a legend's letter takes, and its line with the space around it
 
 Run = Mapping[str, tuple[np.ndarray, np.ndarray]]
 Lines = Mapping[str, Sequence[Run]]  # name -> its runs, whose mean is drawn
@@ -261,9 +262,15 @@ def draw_metric(
                 look = {"linestyle": STYLES[turn % len(STYLES)], "marker": "o", "markersize": 3.5, "linewidth": 1.8}
                 draw = _band if len(runs) > 1 else _line
                 handles[name] = draw(axes, runs, color=COLOURS[index], **look)
-        columns = min(len(names), 4 * len(curves))
+        columns = min(len(names), 4 * len(curves), _columns(names, figure.get_figwidth()))
         figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns)
     return figure
+
+
+def _columns(names: Sequence[str], width: float) -> int:
+    """Count the columns of a legend that fit into a figure, whose width is in inches."""
+    entry = LETTER * max(map(len, names)) + HANDLE
+    return max(1, int(width / entry))
 
 
 def _line(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]], **look: Any) -> Line2D:

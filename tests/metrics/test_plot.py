@@ -3,10 +3,11 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.plot import COLOURS, draw_runs, smooth
+from mindrlhf.metrics.plot import COLOURS, draw_metric, draw_runs, smooth
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -170,3 +171,17 @@ def test_a_notebook_shows_the_figure(tmp_path):
     shown = draw_runs([path])._repr_png_()
     (tmp_path / "shown.png").write_bytes(shown)
     assert (imread(tmp_path / "shown.png") == imread(plot_runs([path], tmp_path / "run.png"))).all()
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], [f"a_variant_with_a_long_name_{i}" for i in range(6)]])
+def test_a_legend_lies_within_the_figure(tmp_path, names):
+    """One line of entries if they fit into the width, several otherwise."""
+    run = write_run(tmp_path / "run")
+    figure = draw_metric({"": {name: [run] for name in names}}, "critic/rewards/mean")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    extent, whole = legend.get_window_extent(canvas.get_renderer()), figure.bbox
+    assert 0 <= extent.x0 < extent.x1 <= whole.x1
+    lines = {round(text.get_window_extent(canvas.get_renderer()).y0) for text in legend.get_texts()}
+    assert (len(lines) == 1) == (len(names) == 3)
