@@ -31,7 +31,7 @@ def test_two_ranks_give_verls_definitions():
 
 
 def test_memory_of_the_process_and_its_peak():
-    size = 64 * 1024**2
+    size = 256 * 1024**2  # beside which what other threads of the process take is little
     before = resident_bytes()
     with mmap.mmap(-1, size) as memory:
         memory.write(os.urandom(4096) * (size // 4096))

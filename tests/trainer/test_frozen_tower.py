@@ -51,6 +51,7 @@ def weights(run) -> bytes:
     return (run.folder / "ckpt" / "hf" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_the_same_bit_for_bit(seeing, tmp_path):
     known, none = (
         tuned(seeing, tmp_path / name, FROZEN, *more)
