@@ -268,7 +268,7 @@ def draw_metric(
 
 
 def _columns(names: Sequence[str], width: float) -> int:
-    """Count the columns of a legend that fit into a figure, whose width is in inches."""
+    """Count the columns of a legend that fit into inches of width."""
     entry = LETTER * max(map(len, names)) + HANDLE
     return max(1, int(width / entry))
 
