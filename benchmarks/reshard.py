@@ -7,6 +7,11 @@ part on both sides is one and the same. copied: the same with nothing shared.
 files: every rank saves its shard, makes its shard of the other layout from all of these (the planner of `mindrlhf
 transform`, on all ranks at the same time), and loads it into its parameters.
 Each time is that of the slowest rank. All ways have to end in the same bits. A round that does not count comes first.
+
+msrun --worker_num=2 --local_worker_num=2 --join=True benchmarks/reshard.py --apart --train dp1 --infer dp1 --layers 55
+
+--apart: the layout after is on ranks behind those of the layout before, as in a split job. There are no files then, and
+the rate is beside that at which ranks copy the same bytes within their memory, all at once and one alone.
 """
 
 import argparse
@@ -17,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -59,6 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--infer", type=mesh_of, default="dp2tp2", help="layout after (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=8, help="decoder layers of 8.7 M parameters (default: 8)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: 7)")
+    parser.add_argument("--apart", action="store_true", help="the layout after is on other ranks")
     parser.add_argument("--folder", type=Path, help="where the files go (default: a temporary folder)")
     return parser.parse_args()
 
@@ -80,7 +87,8 @@ class Bench:
         self.source, self.destination = source, destination
         self.before, self.after = self._shards(source), self._shards(destination)
         self.plan = plan(source, destination)
-        same = {n: a for n, a in self.before.items() if source.slices(self.rank, n) == destination.slices(self.rank, n)}
+        both = self.before.keys() & self.after.keys()
+        same = {n: self.before[n] for n in both if source.slices(self.rank, n) == destination.slices(self.rank, n)}
         self.ways = {
             "online": OnlineReshard(self.plan, self.collectives, self.before, self.after | same),
             "copied": OnlineReshard(self.plan, self.collectives, self.before, self.after),
@@ -150,6 +158,39 @@ class Bench:
         return seconds
 
 
+class ApartBench(Bench):
+    """One rank of a split job: it has its parameters in one of the layouts."""
+
+    def round(self) -> dict[str, float]:
+        """Measure seconds of the way between the sides, and of copies. Raises an error for a wrong checksum."""
+        for parameter in self.after.values():
+            backend.write(parameter, np.nan)
+        reshard = self.ways["copied"]
+        seconds = {"online": self.slowest(reshard.run)}
+        reshard.verify()
+        arrays = [backend.read(parameter) for parameter in (self.before or self.after).values()]
+        copies = [array.copy() for array in arrays]
+        for name, alone in (("all copy", False), ("one copies", True)):
+            seconds[name] = self.slowest(lambda alone=alone: self.copy(arrays, copies, alone))
+        return seconds
+
+    def copy(self, arrays: list[np.ndarray], copies: list[np.ndarray], alone: bool) -> None:
+        """Copy arrays over others; on the first rank only, if `alone`."""
+        for array, other in zip(arrays, copies, strict=True) if self.rank == 0 or not alone else ():
+            np.copyto(other, array)
+
+
+def report_apart(made: Plan, rounds: list[dict[str, float]]) -> None:
+    """Print the rates of each round, and their medians."""
+    nbytes = sum(transfer.nbytes for transfer in made.transfers)
+    rates = [{name: nbytes / seconds / 1e9 for name, seconds in row.items()} for row in rounds]
+    print(f"{nbytes / 1e6:,.0f} MB between ranks, GB/s" + "".join(f"{name:>12}" for name in rates[0]))
+    middle = {name: statistics.median(row[name] for row in rates) for name in rates[0]}
+    for label, row in [*enumerate(rates, 1), ("median", middle)]:
+        print(f"{label!s:>29}" + "".join(f"{row[name]:>12.2f}" for name in row))
+    print(f"share of one rank's copying: {middle['online'] / middle['one copies']:.2f}", flush=True)
+
+
 def report(made: Plan, rounds: list[dict[str, float]]) -> None:
     """Print one line per round, then medians."""
     for row in rounds:
@@ -171,16 +212,20 @@ def report(made: Plan, rounds: list[dict[str, float]]) -> None:
 def main() -> None:
     args = arguments()
     model = model_of(args.layers)
-    layouts = [model_layout(model, mesh, vocab_emb_dp=False) for mesh in (args.train, args.infer)]
-    with launch("CPU", worker_count=args.train.size, layout_source="--train") as world:
+    meshes, workers = [args.train, args.infer], args.train.size
+    if args.apart:
+        workers += args.infer.size
+        meshes[1] = replace(args.infer, ranks=tuple(range(args.train.size, workers)))
+    layouts = [model_layout(model, mesh, vocab_emb_dp=False) for mesh in meshes]
+    with launch("CPU", worker_count=workers, layout_source="--train") as world:
         own = Collectives(world).broadcast_object(tempfile.mkdtemp(dir=args.folder) if world.rank == 0 else None, 0)
         try:
-            bench = Bench(world, *layouts, Path(own))
+            bench = (ApartBench if args.apart else Bench)(world, *layouts, Path(own))
             rounds = [bench.round() for _ in range(args.rounds + 1)][1:]
             if world.rank == 0:
                 size = sum(prod(shape) for shape in layouts[0].shapes.values())
                 print(f"{size / 1e6:.0f} M float32 parameters, {name_of(args.train)} -> {name_of(args.infer)}")
-                report(bench.plan, rounds)
+                (report_apart if args.apart else report)(bench.plan, rounds)
         finally:
             if world.rank == 0:
                 shutil.rmtree(own, ignore_errors=True)
