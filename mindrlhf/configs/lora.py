@@ -22,7 +22,6 @@ from mindrlhf.files.printable import shortened
 
 ALL_LINEAR = "all-linear"
 LAYERS = "model.layers."  # the beginning of every layer's names, in Hugging Face's checkpoints and ours
-
 MCORE_LAYERS = "decoder.layers."  # the same in MindFormers' newer models
 
 MATCH_S = 0.2  # of processor time for a pattern and a path; a pattern may take for ever otherwise

@@ -13,7 +13,7 @@ from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.layer import Side, side_outputs
 from mindrlhf.parallel.blocks import Block, buffer_shapes, cut_blocks, kept_slices, whole_shape
 from mindrlhf.parallel.gradients import ReduceGradients
-from mindrlhf.parallel.layout import Shape
+from mindrlhf.parallel.layout import Shape, Slices
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.phases import GATHERED
 from mindrlhf.reshard.online import OnlineReshard
@@ -74,6 +74,7 @@ class RunningBlock:
         self._gather = OnlineReshard(moves, collectives, source, buffers)
         self._buffers = buffers
         self._kept: Parameters = {}
+        self._slices: Sequence[Slices] = ()
         self._reduce: Callable[[], None] | None = None
 
     def collect(self, kept: Parameters, gradients: Parameters, reduce: Callable[[], None] | None) -> None:
@@ -86,6 +87,7 @@ class RunningBlock:
         self.parameters = [self._buffers[spec.name] for spec in specs]
         self.gradients = [gradients[self.block.buffers[spec.name]] for spec in specs]
         self._kept = {spec.name: kept[spec.name] for spec in specs}
+        self._slices = [kept_slices(self._part, spec.name) for spec in specs]
         self._reduce = reduce
 
     def gather(self) -> None:
@@ -95,8 +97,8 @@ class RunningBlock:
         if self._reduce:
             self._reduce()
         with backend.rewriting(self._kept) as kept:
-            for name, buffer in zip(kept, self.gradients, strict=True):
-                kept[name] += backend.read(buffer)[kept_slices(self._part, name)]
+            for name, buffer, own in zip(kept, self.gradients, self._slices, strict=True):
+                kept[name] += backend.read(buffer)[own]
         for buffer in self.gradients:
             backend.write(buffer, 0.0)
 

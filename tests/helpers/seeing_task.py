@@ -9,16 +9,19 @@ import numpy as np
 import tokenizers
 from PIL import Image
 from small_model import random_arrays, small_config
+from small_tower import small_tower
 
 from mindrlhf.checkpoint.hf import save_hf
-from mindrlhf.configs.images import ImageSettings
-from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import parameter_table
 
 FAMILY = FAMILIES["qwen2_5_vl"]
 COLOURS = {"red": (220, 30, 40), "green": (20, 200, 60), "blue": (30, 50, 230)}
+REWARD = """
+def likes(prompt, completion, fields):
+    return fields["level"] + len(set(completion)) / 10
+"""
 SPECIAL = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -26,7 +29,8 @@ SPECIAL = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>
 class SeeingTask:
     """A model's folder, and rows of training; `swapped` has the same rows with another colour's picture each.
 
-    asked: the questions of the rows as problems, with a further column, `level`. alike: those with one image.
+    asked: the questions of the rows as problems, with a further column, `level`. alike: those with one image. `likes`,
+    a reward for them, is in `reward.py` beside the rows.
     """
 
     model: Path
@@ -39,22 +43,13 @@ class SeeingTask:
 def make_seeing_task(folder: Path, depth: int = 2, layers: int = 2) -> SeeingTask:
     """depth, layers: of the tower and of the text."""
     tokenizer = make_tokenizer(folder / "tokenizer")
-    images = ImageSettings(min_pixels=64, max_pixels=256, patch_size=4, temporal_patch_size=1)
-    vision = VisionConfig(
-        depth=depth,
-        hidden_size=16,
-        intermediate_size=24,
-        num_heads=2,
-        patch_size=4,
-        temporal_patch_size=1,
-        window_size=16,
-        full_attention_blocks=(depth - 1,),
-        sections=(2, 1, 1),
+    vision = small_tower(
+        depth,
+        max_pixels=256,
         image_token_id=tokenizer.token_to_id("<|image_pad|>"),
         video_token_id=tokenizer.token_to_id("<|video_pad|>"),
         vision_start_token_id=tokenizer.token_to_id("<|vision_start|>"),
         vision_end_token_id=tokenizer.token_to_id("<|vision_end|>"),
-        images=images,
     )
     config = small_config(vocab_size=tokenizer.size, family=FAMILY.name, vision=vision, num_layers=layers)
     arrays = random_arrays(config, 1)
@@ -65,6 +60,7 @@ def make_seeing_task(folder: Path, depth: int = 2, layers: int = 2) -> SeeingTas
     write_rows(folder / "rows.jsonl", {name: name for name in names})
     write_rows(folder / "swapped.jsonl", dict(zip(names, [*names[1:], names[0]], strict=True)))
     write_problems(folder)
+    (folder / "reward.py").write_text(REWARD)
     return SeeingTask(folder / "model", *(folder / f"{name}.jsonl" for name in ("rows", "swapped", "asked", "alike")))
 
 

@@ -5,15 +5,14 @@ import numpy as np
 import pytest
 from sharded_updates import Case, model_yaml
 from small_model import POSITIONS, small_config
+from small_tower import small_tower
 
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.process.launch import World
-from mindrlhf.configs.images import ImageSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
-from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.flags import TrainFlags
 from mindrlhf.images.processor import Picture
 from mindrlhf.memory.residency import Residency
@@ -22,20 +21,7 @@ from mindrlhf.models.vision.fixed_tower import open_known_rows
 from mindrlhf.roles.parts import open_parts
 from mindrlhf.trainer.check import read_roles
 
-IMAGES = ImageSettings(min_pixels=64, max_pixels=512, patch_size=4, temporal_patch_size=1)
-VISION = VisionConfig(
-    depth=1,
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=2,
-    patch_size=4,
-    temporal_patch_size=1,
-    window_size=16,
-    full_attention_blocks=(0,),
-    sections=(2, 1, 1),
-    image_token_id=60,
-    images=IMAGES,
-)
+VISION = small_tower(image_token_id=60)
 BOTH = ("vision", "merger")
 
 
@@ -70,7 +56,7 @@ ROWS, WITH_TOWER = (TOWER_ROWS,), (PATCHES, PATCH_PLACES)
 def test_policy_reference_and_generator_know_each_other_s_rows(opened, changes):
     parts, known, memory = opened(changes)
     assert taken(parts) == dict.fromkeys(("reference", "policy", "generator"), ROWS)
-    picture = Picture(np.full((16, 16, 3), 7, np.uint8), b"seven", IMAGES)
+    picture = Picture(np.full((16, 16, 3), 7, np.uint8), b"seven", VISION.images)
     rows = []
     for name, phase in {"reference": "ref", "policy": "update_actor", "generator": "gen"}.items():
         memory.enter(phase)

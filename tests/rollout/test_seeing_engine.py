@@ -8,11 +8,10 @@ import reference_tower
 from reference_sampling import respond
 from seeing_model import Seeing
 from small_model import SmallModel
+from small_tower import small_tower
 
 from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.grpo import SamplingSettings, TrainSettings
-from mindrlhf.configs.images import ImageSettings
-from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.images.processor import ImageProcessor
 from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.engine import Engine
@@ -23,23 +22,7 @@ from mindrlhf.types import Prompt
 
 SEED, STEP, NEW, BUCKET, TEMPERATURE, SAMPLES = 11, 3, 12, 8, 0.7, 3
 ENDS = (0, 1)
-IMAGES = ImageSettings(min_pixels=64, max_pixels=512, patch_size=4, temporal_patch_size=1)
-VISION = VisionConfig(
-    depth=1,
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=2,
-    patch_size=4,
-    temporal_patch_size=1,
-    window_size=16,
-    full_attention_blocks=(0,),
-    sections=(2, 1, 1),
-    image_token_id=60,
-    video_token_id=61,
-    vision_start_token_id=62,
-    vision_end_token_id=63,
-    images=IMAGES,
-)
+VISION = small_tower(image_token_id=60, video_token_id=61, vision_start_token_id=62, vision_end_token_id=63)
 
 
 def engine_of(model, decoder, slots, longest, **settings) -> Engine:
@@ -58,7 +41,7 @@ def shown() -> list[Prompt]:
     """Text alone; an image, and its mirror image behind the same ids; two images with text between."""
     rng = np.random.default_rng(5)
     wide, high = (rng.integers(0, 256, shape, dtype=np.uint8) for shape in ((16, 32, 3), (24, 8, 3)))
-    read = ImageProcessor(IMAGES).picture
+    read = ImageProcessor(VISION.images).picture
     one, mirrored, other = (read(pixels, "here") for pixels in (wide, wide[:, ::-1], high))
     text = [rng.integers(2, 60, count).tolist() for count in (9, 3, 4, 1, 2, 5)]
     pad = [60]

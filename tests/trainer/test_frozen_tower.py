@@ -4,10 +4,6 @@ import jobs
 import pytest
 from seeing_task import make_seeing_task
 
-REWARD = """
-def likes(prompt, completion, fields):
-    return fields["level"] + len(set(completion)) / 10
-"""
 FROZEN = "train.freeze=[vision, merger]"
 RATE, SIZE = "vision/cache_hit_rate", "vision/cache_gb"
 COMMON = ("train.length_bucket=16", "optimizer.lr=1e-2", "trainer.total_steps=2")
@@ -16,9 +12,7 @@ SAMPLING = ("data.prompts_per_step=3", "rollout.num_generations=2", "rollout.max
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    task = make_seeing_task(tmp_path_factory.mktemp("seeing"), depth=1, layers=1)
-    (task.rows.parent / "reward.py").write_text(REWARD)
-    return task
+    return make_seeing_task(tmp_path_factory.mktemp("seeing"), depth=1, layers=1)
 
 
 def run_of(seeing, command, data, output, *settings) -> jobs.Run:

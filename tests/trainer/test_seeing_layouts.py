@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 from seeing_task import make_seeing_task
 
-REWARD = """
-def likes(prompt, completion, fields):
-    return fields["level"] + len(set(completion)) / 10
-"""
 SETTINGS = (
     "data.prompts_per_step=4",
     "rollout.num_generations=4",
@@ -37,7 +33,6 @@ LAYOUTS = {  # workers, layouts of training and generation
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
     task = make_seeing_task(tmp_path_factory.mktemp("seeing"))
-    (task.rows.parent / "reward.py").write_text(REWARD)
     rows = [json.loads(line) for line in task.asked.read_text().splitlines()]
     rows = [row | {"question": "Which colour?"} for row in rows if "question" in row]
     for row in rows[::3]:

@@ -36,9 +36,7 @@ SAVED = ("trainer.save_freq=1", "optimizer.lr_decay=cosine", "trainer.save_rollo
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    task = make_seeing_task(tmp_path_factory.mktemp("seeing"), depth=1, layers=1)
-    (task.rows.parent / "reward.py").write_text(REWARD)
-    return task
+    return make_seeing_task(tmp_path_factory.mktemp("seeing"), depth=1, layers=1)
 
 
 def training(seeing, output, *settings, data=None, **flags):
