@@ -76,7 +76,6 @@ ASCEND = _Ascend(
     collectives="hccl",
     product_dtypes=("float32", "bfloat16", "float16"),
     activation_dtype=None,
-    recomputes=False,
     ceiling_size=8192,
     attention=AttentionLimits(head_dim_multiple=16, most_head_dim=512),
     context_keys=("device_id", "max_device_memory", "jit_level"),

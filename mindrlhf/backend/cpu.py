@@ -50,6 +50,5 @@ CPU = _Cpu(
     collectives=SOCKETS,
     product_dtypes=("float32", "bfloat16"),
     activation_dtype="float32",
-    recomputes=True,
     ceiling_size=1024,
 )

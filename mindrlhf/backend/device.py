@@ -55,11 +55,11 @@ class Device:
     name: the device_target. in_host_memory: parameters are in the process's own memory, and NumPy arrays are views of
     them; graphs share the host's memory with the process. swap: medium for parameters that are not needed (`memory`).
     collectives: `SOCKETS`, or MindSpore's name of the library. product_dtypes: input dtypes of matrix products.
-    activation_dtype: dtype of the arrays between operators; None is that of products.
-    recomputes: a backward pass of one stage can compute layers again. ceiling_size: rows and columns of a matrix
-    product at full speed. context_keys: keys of a model YAML's `context` that have an effect. default_dtypes: role of a
-    model YAML -> keys of `model_config` without a file. chips: figures by name, of devices with memory of their own.
-    default_chip: the chip that is assumed. fragmentation: share of what is held that its pool loses, assumed.
+    activation_dtype: dtype of the arrays between operators; None is that of products. ceiling_size: rows and columns of
+    a matrix product at full speed. context_keys: keys of a model YAML's `context` that have an effect. default_dtypes:
+    role of a model YAML -> keys of `model_config` without a file. chips: figures by name, of devices with memory of
+    their own. default_chip: the chip that is assumed. fragmentation: share of what is held that its pool loses,
+    assumed.
     """
 
     name: str
@@ -68,7 +68,6 @@ class Device:
     collectives: str
     product_dtypes: tuple[str, ...]
     activation_dtype: str | None
-    recomputes: bool
     ceiling_size: int
     attention: AttentionLimits = AttentionLimits()
     context_keys: tuple[str, ...] = ()

@@ -82,9 +82,8 @@ class RecomputeSettings(Settings):
 
     recompute: bool | int | tuple[int | tuple[int, ...], ...] = Field(
         False,
-        description="Compute activations again in the backward pass, each half of a layer from its input; of all "
-        "layers, also where it is a number of layers or a list. A hint about memory: pipeline stages always do, from "
-        "their input, and one stage on Ascend never does.",
+        description="Compute activations again in the backward pass, each layer from its input; of all layers, also "
+        "where it is a number of layers or a list. Pipeline stages always do, from their input.",
     )
 
     @property
@@ -147,12 +146,11 @@ class ModelYaml(Settings):
     def recomputes(self) -> bool:
         """True when the backward pass of one stage computes layers again.
 
-        Not every device can. With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a
-        topological cycle.
+        Fused operators do, and composed layers are then blocks of their own (`training.block_passes`): with MindSpore
+        2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a topological cycle.
         """
         parallel = self.parallel
-        asked = self.recompute.asked and self.context.device.recomputes
-        return asked and parallel.pipeline_stage == 1 and not parallel.shards_weights
+        return self.recompute.asked and parallel.pipeline_stage == 1 and not parallel.shards_weights
 
     @property
     def computes_again(self) -> bool:

@@ -3,7 +3,6 @@
 A value's type and range are checked when it is read, the data and the devices when they are known.
 """
 
-import logging
 from collections.abc import Iterable
 from math import inf, lcm
 from operator import attrgetter
@@ -27,8 +26,6 @@ from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.sharing_checks import check_shared_weights
 from mindrlhf.errors import UserError
 from mindrlhf.user_functions import is_user_function
-
-_log = logging.getLogger(__name__)
 
 # Pairs of settings; the first must not be above the second. Fine-tuning has the first pair too.
 ORDER = (
@@ -106,22 +103,10 @@ def check_held_out_pairs(config: SFTSettings) -> None:
 
 
 def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
-    warn_recompute(yaml)
     if yaml.parallel.use_seq_parallel:
         ranks = yaml.parallel.model_parallel
         name = f"the model_parallel {ranks} of {yaml.path}, which has use_seq_parallel,"
         check_divides("train.length_bucket", length_bucket, ranks, name)
-
-
-def warn_recompute(yaml: ModelYaml) -> None:
-    """Say that layers are not computed again, which costs memory and changes no result."""
-    if yaml.recompute.asked and not yaml.computes_again:
-        _log.warning(
-            "%s: recompute_config.recompute is a hint about memory, and with one pipeline stage layers on %s keep "
-            "their activations, as `mindrlhf plan` counts them; stages compute theirs again",
-            yaml.path,
-            yaml.context.device_target,
-        )
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
@@ -296,10 +281,9 @@ def check_lora(lora: LoraSettings) -> None:
 
 
 def check_dropout(yaml: ModelYaml, dropout: float) -> None:
-    """Check that layers with adapter dropout are not recomputed.
+    """Check that layers with adapter dropout have products of the activations' dtype.
 
-    dropout: rate of the adapters. Pipeline stages draw their masks again. Such layers have products of the activations'
-    dtype.
+    dropout: rate of the adapters.
     """
     check_spread_dropout(yaml, dropout)
     dtype = yaml.model.compute_dtype
@@ -309,11 +293,6 @@ def check_dropout(yaml: ModelYaml, dropout: float) -> None:
         raise UserError(
             f"{yaml.path}: {GROUP}.compute_dtype is {dtype}, and with lora.dropout {dropout:g} updates run composed "
             f"layers, which are {activations} on {device.name}; set {activations}, or train without dropout."
-        )
-    if dropout and yaml.recomputes:
-        raise UserError(
-            f"{yaml.path}: recompute_config.recompute is True, and with lora.dropout {dropout:g} updates run composed "
-            "layers, which keep their activations; set it to False, or train without dropout."
         )
 
 

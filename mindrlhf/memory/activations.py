@@ -181,13 +181,17 @@ def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
     return chunk, stage.head(rows) - chunk + matrix + stage.outside(rows)
 
 
-def update_tables(stage: Stage, micro: MicroBatch) -> int:
-    """Compute bytes of the tables that composed kernels keep for norms and probabilities."""
+def update_tables(stage: Stage, micro: MicroBatch, forward: bool = False) -> int:
+    """Compute bytes of the tables that composed kernels keep for norms and probabilities.
+
+    forward: layers also have forward graphs, with half as many.
+    """
     if stage.fused:
         return 0
     seen = stage.probabilities(micro.response_rows, micro.prefix_size + micro.response_size)
     seen += stage.probabilities(micro.prompt_rows, micro.prefix_size)
-    return TABLE * ((2 * stage.layers + 1) * stage.outside(micro.rows) + stage.layers * seen)
+    tables = TABLE * ((2 * stage.layers + 1) * stage.outside(micro.rows) + stage.layers * seen)
+    return tables * 3 // 2 if forward else tables
 
 
 def score_bytes(stage: Stage, micro: MicroBatch) -> int:

@@ -305,6 +305,7 @@ class Work:
         products = yaml.model.compute_dtype
         dtype = yaml.context.device.activations(products)
         drops = updates and part.model.dropout > 0
+        fused = self.fused and not drops
         return Stage(
             model=part.model,
             tp=part.mesh.tp,
@@ -313,8 +314,8 @@ class Work:
             is_last=part.coordinates.pp == part.mesh.pp - 1,
             sequence=part.sequence,
             itemsize=activations.ITEMSIZE[dtype],
-            fused=self.fused and not drops,
-            recompute=yaml.recomputes,
+            fused=fused,
+            recompute=yaml.recomputes and fused,
             drops=drops,
             rounds=products != dtype,
         )
@@ -371,6 +372,8 @@ def _peak(work: Work, rank: int, one: Pass) -> int:
         text = max(activations.generate_bytes(stage, engine) for engine in work.engines(phase, name))
     elif part.gathered:
         text = activations.block_bytes(stage, micros, len(part.layers), kind == "update")
+    elif kind == "update" and work.yaml(name).recomputes and not stage.fused:
+        text = activations.block_bytes(stage, micros[:1], len(part.layers), True)
     elif kind == "score":
         text = activations.score_bytes(stage, micros[0])
     else:
@@ -388,7 +391,8 @@ def process_bytes(work: Work, rank: int) -> int:
         stage = work.stage(name, rank, kind == "update")
         micro = work.micro_batches(kind, name) if kind == "update" else ()
         graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[kind] * stage.layers
-        graphs += activations.update_tables(stage, micro[0]) if micro else 0
+        again = work.yaml(name).recomputes and not stage.fused
+        graphs += activations.update_tables(stage, micro[0], again) if micro else 0
         towers = work.towers(rank, one)
         graphs += sum(tower.graph_bytes(kind) for tower in towers)
         patches = max([patches, *(max(1, len(micro)) * tower.array_bytes for tower in towers)])

@@ -40,8 +40,7 @@ def _options(work: Work) -> dict[str, Any]:
     """Collect settings with possible savings and their values."""
     config = work.config
     micro = work.micro_batches("update")[0]
-    fused = work.fused and not work.model.dropout
-    recompute = fused and not work.train.recompute.asked and not work.train.computes_again
+    recompute = not work.train.computes_again
     options = {
         "memory.swap": not config.memory.swap,
         "train.max_tokens_per_micro_batch": micro.rows // micro.count if micro.count > 1 else 0,

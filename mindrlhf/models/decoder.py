@@ -184,7 +184,6 @@ class Decoder(nn.Cell):
         halves = [half for layer in made for half in (layer.attention, layer.feed_forward)]
         self.composed = not all(half.fused for half in halves)
         self.fused = operators.fused and not self.composed
-        self.fuses = self.fused or any(half.fused for half in halves)
         self.decode_weights = tuple(half.decode_present for half in halves)
         self.packs_cache = operators.packs_cache and all(layer.attention.fused for layer in made)
         self.layers = nn.CellList(made, auto_prefix=False)

@@ -1,7 +1,7 @@
-"""Blocks of a model, whose weights are gathered one by one. Pure Python.
+"""Blocks of a model, which are computed one by one. Pure Python.
 
-The first block embeds, each further one is a layer, and the last one also has the head. Layers with the same parameters
-but for their number share buffers, and blocks of such layers share graphs.
+The first block embeds, each further one is a layer, and the last one also has the head. Where weights are gathered,
+layers with the same parameters but for their number share buffers, and blocks of such layers share graphs.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def buffer_shapes(part: Partition, trained: bool = False) -> dict[str, Shape]:
 
 def whole_shape(part: Partition, name: str) -> Shape:
     """Compute the shape of a parameter in the layout in which graphs compute."""
-    return part.gathered.shape(part.rank, name)
+    return (part.gathered or part.layout).shape(part.rank, name)
 
 
 def kept_slices(part: Partition, name: str) -> Slices:

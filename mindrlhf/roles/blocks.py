@@ -1,4 +1,7 @@
-"""Blocks of a part, whose weights are gathered one by one (`optimizer_level: level3`)."""
+"""Blocks of a part, which are computed one by one.
+
+Their weights are gathered (`optimizer_level: level3`), or this rank keeps them whole (`recompute_config`).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,11 +52,35 @@ class Workspace:
             self.registered.update(new)
 
 
-class RunningBlock:
-    """Block of a part, with its buffers; see `training.block_passes.GatheredBlock`."""
+class KeptBlock:
+    """Block of a part that this rank keeps whole; see `training.block_passes.RunningBlock`."""
 
+    gathers = False
     parameters: Sequence[Parameter] = ()
     gradients: Sequence[Parameter] = ()
+
+    def __init__(self, block: Block, decoder: Decoder):
+        self.block = block
+        self.sides: Sequence[Side] = decoder.sides
+        self.decoder = decoder
+
+    def add_to(self, gradients: Parameters, parameters: Parameters) -> None:
+        """Let backward passes add to the gradients of these parameters."""
+        names = [spec.name for spec in self.block.trained]
+        self.parameters = [parameters[name] for name in names]
+        self.gradients = [gradients[name] for name in names]
+
+    def gather(self) -> None:
+        """Do nothing: the weights are there."""
+
+    def give_back(self) -> None:
+        """Do nothing: the gradients are where they belong."""
+
+
+class GatheredBlock(KeptBlock):
+    """Block whose weights ranks share, with its buffers."""
+
+    gathers = True
 
     def __init__(
         self,
@@ -64,9 +91,8 @@ class RunningBlock:
         buffers: Parameters,
         decoder: Decoder,
     ):
-        self.block = block
-        self.sides: Sequence[Side] = side_outputs(part.model, block.layers)
-        self.decoder = decoder
+        super().__init__(block, decoder)
+        self.sides = side_outputs(part.model, block.layers)  # the decoder may be that of other layers
         self._part = part
         names = [spec.name for spec in block.specs]
         moves = plan(part.layout.only(names), part.gathered.only(names))
@@ -105,25 +131,38 @@ class RunningBlock:
 
 def open_blocks(
     part: Partition, collectives: Collectives, held: Parameters, workspace: Workspace, make: MakeDecoder
-) -> tuple[RunningBlock, ...]:
+) -> tuple[GatheredBlock, ...]:
     """Open the blocks of a part; those that are alike have one decoder.
 
     held: the parameters that this rank keeps.
     """
     cut = cut_blocks(part)
-    blocks: list[RunningBlock] = []
+    blocks: list[GatheredBlock] = []
     for number, block in enumerate(cut):
         buffers = {
             spec.name: workspace.buffer(block.buffers[spec.name], whole_shape(part, spec.name)) for spec in block.specs
         }
         is_new = block.alike == number
         decoder = make(buffers, block.layers, number, len(cut)) if is_new else blocks[block.alike].decoder
-        blocks.append(RunningBlock(block, part, collectives, held, buffers, decoder))
+        blocks.append(GatheredBlock(block, part, collectives, held, buffers, decoder))
     return tuple(blocks)
 
 
+def keep_blocks(part: Partition, held: Parameters, make: MakeDecoder) -> tuple[KeptBlock, ...]:
+    """Open the blocks of a part that this rank keeps whole, each with its own decoder.
+
+    held: its parameters.
+    """
+    cut = cut_blocks(part)
+    return tuple(KeptBlock(one, make(held, one.layers, i, len(cut))) for i, one in enumerate(cut))
+
+
 def collect_in_blocks(
-    blocks: Sequence[RunningBlock], part: Partition, collectives: Collectives, kept: Parameters, aggregation_groups: int
+    blocks: Sequence[GatheredBlock],
+    part: Partition,
+    collectives: Collectives,
+    kept: Parameters,
+    aggregation_groups: int,
 ) -> list[Parameter]:
     """Let backward passes give gradients back; returns their buffers.
 

@@ -46,7 +46,7 @@ from mindrlhf.parallel.partition import Partition
 from mindrlhf.parallel.pipeline import PipelineAxis
 from mindrlhf.reshard.online import OnlineReshard, gather_full
 from mindrlhf.reshard.plan import plan
-from mindrlhf.roles.blocks import Workspace, collect_in_blocks, open_blocks
+from mindrlhf.roles.blocks import Workspace, collect_in_blocks, keep_blocks, open_blocks
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.scoring import Scorer
@@ -123,9 +123,8 @@ class ModelPart:
         self.hold(build_parameters(self.partition.specs, read))
 
     def hold(self, parameters: Parameters) -> None:
-        """Set parameters by name and build the decoder; UserError if it cannot recompute."""
+        """Set parameters by name and build the decoder."""
         self.parameters = parameters
-        yaml = self.yaml
         if self.partition.gathered:
             blocks = open_blocks(self.partition, self.collectives, parameters, self._workspace, self._block_decoder)
             self.decoder = blocks[-1].decoder
@@ -133,12 +132,7 @@ class ModelPart:
             return
         if self._known_rows:
             self._image_rows = self._open_image_rows(self._known_rows)
-        self.decoder = self._decoder(yaml.recomputes)
-        if yaml.recomputes and not self.decoder.fuses:
-            raise UserError(
-                f"{yaml.path}: recompute_config.recompute is set, and only the fused operators compute layers "
-                f"again, which are not there ({yaml.context.device.fused_problem()}); install g++ or set it to False."
-            )
+        self.decoder = self._decoder(self.yaml.recomputes)
 
     def _open_image_rows(self, known: KnownRows) -> RowInputs:
         """Open the vision tower outside of the decoders, on the first stage."""
@@ -152,9 +146,15 @@ class ModelPart:
     def decoder_for_updates(self) -> Decoder:
         """Return the decoder for updates, over the same parameters.
 
-        It is a separate decoder if adapters have dropout.
+        It is a separate decoder if adapters have dropout, and one of blocks if composed layers are computed again.
         """
-        return self._decoder(for_updates=True) if self.partition.model.dropout else self.decoder
+        drops = self.partition.model.dropout > 0
+        if self.yaml.recomputes and (drops or self.decoder.composed):
+            blocks = keep_blocks(self.partition, self.parameters, self._block_decoder)
+            last = blocks[-1].decoder
+            last.blocks = blocks
+            return last
+        return self._decoder(for_updates=True) if drops else self.decoder
 
     def _decoder(
         self,
@@ -193,8 +193,8 @@ class ModelPart:
         )
 
     def _block_decoder(self, parameters: Parameters, layers: range, number: int, count: int) -> Decoder:
-        """Build the decoder of one block, over its buffers."""
-        return self._decoder(parameters=parameters, layers=layers, place=(number, count))
+        """Build the decoder of one block, over its parameters."""
+        return self._decoder(parameters=parameters, layers=layers, place=(number, count), for_updates=True)
 
     def open_updater(
         self,
@@ -225,11 +225,14 @@ class ModelPart:
         )
         buckets = self.yaml.parallel.gradient_aggregation_group
         reduce = None
-        if blocks := self.decoder.blocks:
-            kept = {spec.name: own for spec, own in zip(part.trained, optimizer.gradients, strict=True)}
-            self._gathered_gradients = collect_in_blocks(blocks, part, self.collectives, kept, buckets)
-        elif groups := part.gradient_groups(part.trained):
-            reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets)
+        kept = {spec.name: own for spec, own in zip(part.trained, optimizer.gradients, strict=True)}
+        if part.gathered:
+            self._gathered_gradients = collect_in_blocks(self.decoder.blocks, part, self.collectives, kept, buckets)
+        else:
+            for block in head.decoder.blocks:
+                block.add_to(kept, self.parameters)
+            if groups := part.gradient_groups(part.trained):
+                reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets)
         self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches, seed)
         return self.updater
 

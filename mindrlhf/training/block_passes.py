@@ -1,17 +1,18 @@
-"""Passes over micro-batches by blocks whose weights are gathered when they are needed.
+"""Passes over micro-batches by blocks of a model.
 
-All micro-batches pass a block before the next one is gathered, so that each block is gathered once for a forward pass
-and once for a backward pass, whatever the number of micro-batches. Between the passes only the input of each block is
-kept (recomputation; Huang et al. 2019, arXiv:1811.06965, section 2.3). The order is that of Pudipeddi et al. 2020
-(arXiv:2002.05645, section 3); the sharing of weights and gradients that of Rajbhandari et al. 2020 (arXiv:1910.02054,
-section 5.3).
+Between the passes only the input of each block is kept (recomputation; Chen et al. 2016, arXiv:1604.06174).
+
+Weights may be gathered when they are needed. All micro-batches then pass a block before the next one is gathered, so
+that each block is gathered once for a forward pass and once for a backward pass, whatever the number of micro-batches.
+The order is that of Pudipeddi et al. 2020 (arXiv:2002.05645, section 3); the sharing of weights and gradients that of
+Rajbhandari et al. 2020 (arXiv:1910.02054, section 5.3).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.models.decoder import Decoder
@@ -22,17 +23,18 @@ from mindrlhf.training.objective import Objective
 from mindrlhf.training.passes import Gradients, MicroResult, Scores, named
 from mindrlhf.types import TrainBatch
 
-Arrays = Sequence[np.ndarray]
+Arrays = Sequence[np.ndarray | Tensor]
 Sides = dict[Side, np.ndarray]
 
 
-class GatheredBlock(GradientBuffers, Protocol):
-    """Block of a model, of which this rank keeps a part.
+class RunningBlock(GradientBuffers, Protocol):
+    """Block of a model.
 
-    decoder: over the block's buffers, which other blocks may use. sides: names of its side outputs. parameters,
-    gradients: buffers of what trains.
+    gathers: this rank keeps a part of its weights. decoder: over the block's buffers, which other blocks may use.
+    sides: names of its side outputs. parameters, gradients: buffers of what trains.
     """
 
+    gathers: bool
     decoder: Decoder
     sides: Sequence[Side]
 
@@ -53,7 +55,10 @@ def open_scores(head: nn.Cell, axis: PipelineAxis) -> Scores:
 
 def open_gradients(head: nn.Cell, objective: Objective, optimizer: GradientBuffers, axis: PipelineAxis) -> Gradients:
     """Open the pass of a head that fits its decoder."""
-    return BlockGradients(head, objective) if head.decoder.blocks else Gradients(head, objective, optimizer, axis)
+    blocks = head.decoder.blocks
+    if not blocks:
+        return Gradients(head, objective, optimizer, axis)
+    return BlockGradients(head, objective) if blocks[0].gathers else LayerGradients(head, objective)
 
 
 class BlockScores(Scores):
@@ -82,7 +87,12 @@ class BlockScores(Scores):
 
 
 class BlockGradients(Gradients):
-    """Pass by blocks that adds the gradients of micro-batches to those that ranks keep."""
+    """Pass by blocks that adds the gradients of micro-batches to those that ranks keep.
+
+    between: makes of an output what is kept until the next block runs.
+    """
+
+    between = staticmethod(Tensor.asnumpy)
 
     def __init__(self, head: nn.Cell, objective: Objective):
         *self._before, self._last = head.decoder.blocks
@@ -102,41 +112,61 @@ class BlockGradients(Gradients):
         """
         arrays = [self._arrays(batch) for batch in batches]
         rows = [self._input(batch) for batch in batches]
-        inputs: list[list[np.ndarray]] = []
+        inputs: list[Arrays] = []
         sides: list[Sides] = [{} for _ in batches]
         for block in self._before:
             inputs.append(rows)
             forward, _ = self._graphs[id(block.decoder)]
-            rows = _through(block, forward, rows, arrays, sides)
+            rows = _through(block, forward, rows, arrays, sides, self.between)
         self._last.gather()
         results: list[MicroResult] = []
         back = []
         for batch, x in zip(batches, rows, strict=True):
-            back.append(self._go_back(batch, x, results).asnumpy())
+            back.append(self.between(self._go_back(batch, x, results)))
             done()
         self._last.give_back()
         for block in reversed(self._before):
             _, backward = self._graphs[id(block.decoder)]
             block.gather()
             given = zip(batches, inputs.pop(), back, arrays, strict=True)
-            back = [backward.on_arrays(x, d, np.array(one.weights.sum()), *own).asnumpy() for one, x, d, own in given]
+            back = [
+                self.between(backward.on_arrays(x, d, np.array(one.weights.sum()), *own)) for one, x, d, own in given
+            ]
             block.give_back()
         return self._with_sides(batches, results, sides) if self._decoder.model_sides else results
 
 
-def _by_decoder(blocks: Sequence[GatheredBlock], make: Callable) -> dict[int, Any]:
+class LayerGradients(BlockGradients):
+    """Pass by blocks of one micro-batch after the other, as no weights are gathered; rows stay on the device."""
+
+    between = staticmethod(lambda output: output)
+
+    def __call__(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
+        """Run all micro-batches.
+
+        done: called after each micro-batch of the last block.
+        """
+        return [result for batch in batches for result in super(LayerGradients, self).__call__([batch], done)]
+
+
+def _by_decoder(blocks: Sequence[RunningBlock], make: Callable) -> dict[int, Any]:
     """Make the graphs of each decoder once."""
     return {id(block.decoder): make(block) for block in {id(one.decoder): one for one in blocks}.values()}
 
 
 def _through(
-    block: GatheredBlock, graph: Graph, rows: Arrays, arrays: Sequence[Arrays], sides: Sequence[Sides]
-) -> list[np.ndarray]:
+    block: RunningBlock,
+    graph: Graph,
+    rows: Arrays,
+    arrays: Sequence[Arrays],
+    sides: Sequence[Sides],
+    between: Callable[[Tensor], np.ndarray | Tensor] = Tensor.asnumpy,
+) -> list[np.ndarray | Tensor]:
     """Pass micro-batches through a block; adds its side outputs to theirs."""
     block.gather()
     found = []
     for x, given, named_sides in zip(rows, arrays, sides, strict=True):
         output, *own = graph.on_arrays(x, *given)
-        found.append(output.asnumpy())
+        found.append(between(output))
         named_sides.update(named(block.sides, own))
     return found

@@ -144,7 +144,8 @@ class Updater:
 
         None if ranks with other experts, or other parts of the weights, would have to run it too.
         """
-        alone = self._decoder.spread.size == 1 and not self._decoder.blocks
+        gathers = any(block.gathers for block in self._decoder.blocks)
+        alone = self._decoder.spread.size == 1 and not gathers
         return self._is_finite if alone else None
 
     def _is_finite(self, batch: TrainBatch) -> bool:

@@ -39,13 +39,10 @@ OTHERS = {
     ("finetune_qwen2_5_vl_7b", "predict_qwen2_5_vl_7b_instruct"): (8, 8_292_166_656),
     ("finetune_qwen2_5_vl_32b", "predict_qwen2_5_vl_32b_instruct"): (32, 33_452_718_336),
 }
-SMALL, SWAP = "train.max_tokens_per_micro_batch=4608", "memory.swap=True"
+SWAP = "memory.swap=True"
 # What a pair's plan needs to fit, as docs/ascend.md has it; the others fit with the default settings.
 FITS_WITH = {
-    "finetune_qwen2_5_0_5b": ("--prompt_tokens=256",),
-    "finetune_qwen3_0_6b": (SMALL,),
-    **dict.fromkeys(("finetune_qwen2_5_1_5b", "finetune_qwen3_1_7b", "finetune_r1_distill_qwen_1_5b"), (SMALL, SWAP)),
-    **dict.fromkeys(("finetune_qwen3_8b", "finetune_qwen3_32b", "finetune_qwen3_235b_a22b"), (SWAP,)),
+    **dict.fromkeys(("finetune_qwen3_32b", "finetune_qwen3_235b_a22b"), (SWAP,)),
     **dict.fromkeys(("finetune_qwen3_30b_a3b", "finetune_qwen3_30b_a3b_ep2"), (SWAP,)),
     **dict.fromkeys((f"finetune_qwen2_5_vl_{size}" for size in ("3b", "7b", "32b")), ("--image_tokens=512", SWAP)),
 }

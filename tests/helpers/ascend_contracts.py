@@ -282,7 +282,6 @@ CONTRACT = ContractDevice(
     collectives=CPU.collectives,
     product_dtypes=("float16",),
     activation_dtype=ASCEND.activation_dtype,
-    recomputes=ASCEND.recomputes,
     ceiling_size=256,
     attention=ASCEND.attention,
     default_dtypes={role: {"compute_dtype": "float16"} for role in ASCEND.default_dtypes},

@@ -17,12 +17,13 @@ RATES = (1e-3, 1e-3)  # larger steps make more of a difference in rounding
 class Case:
     """A layout by the keys of `parallel_config` (and `offset`), and changes to the small model.
 
-    replays: updates replay the routing of the pass that scores.
+    replays: updates replay the routing of the pass that scores. again: layers are composed, and computed again.
     """
 
     layout: dict
     model: dict
     replays: bool = False
+    again: bool = False
 
     @property
     def workers(self) -> int:
@@ -57,14 +58,15 @@ def run(world, case: Case, ranks: tuple[int, ...] = ()) -> Outcome:
     model = SmallModel.random(**case.model)
     collectives = Collectives(world)
     kind = type("Part", (ModelPart,), {"replays": case.replays, "records": case.replays})
-    with on_ranks(ranks):
+    with on_ranks(ranks), composed() if case.again else contextlib.nullcontext():
         side = kind(model_yaml(case), model.config, collectives, POSITIONS)
-    part = side.partition
-    side.load(lambda spec: model.arrays[spec.name][part.slices(spec)])
+        part = side.partition
+        side.load(lambda spec: model.arrays[spec.name][part.slices(spec)])
+        updates, head = (PolicyLogProbs(one, TEMPERATURE) for one in (side.decoder_for_updates(), side.decoder))
+    assert bool(updates.decoder.blocks) == (case.again or part.gathered is not None)
     settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
     train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
     objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
-    updates, head = (PolicyLogProbs(one, TEMPERATURE) for one in (side.decoder_for_updates(), side.decoder))
     updater = side.open_updater(updates, objective, settings, train, seed=3)
     first = FirstRouting() if case.replays else None
     scorer = Scorer(head, train, side.pipeline, first)
@@ -95,15 +97,34 @@ def on_ranks(ranks: tuple[int, ...]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def composed() -> Iterator[None]:
+    """The CPU has no fused operators but the sum over ranks."""
+    from mindrlhf.backend.cpu import CPU
+    from mindrlhf.backend.operators import ComposedOperators
+
+    operators = CPU.operators()
+    others = {"shared_sum": operators.shared_sum} if operators.fused else {}
+    given = type("Composed", (ComposedOperators,), others)()
+    with mock.patch.object(type(CPU), "operators", return_value=given):
+        yield
+
+
 def model_yaml(case: Case):
     """The settings of a layout, as from a file."""
     from mindrlhf.configs.model_settings import ModelSettings
-    from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml, ParallelSettings
+    from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml, ParallelSettings, RecomputeSettings
 
     layout = dict(case.layout)
     model = ModelSettings(offset=layout.pop("offset", 0), compute_dtype="float32")
     parallel = ParallelSettings(**{"micro_batch_num": 4} | layout)
-    return ModelYaml(path="layout.yaml", model=model, parallel=parallel, context=ContextSettings(device_target="CPU"))
+    return ModelYaml(
+        path="layout.yaml",
+        model=model,
+        parallel=parallel,
+        recompute=RecomputeSettings(recompute=case.again),
+        context=ContextSettings(device_target="CPU"),
+    )
 
 
 def batch():

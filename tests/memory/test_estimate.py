@@ -302,7 +302,7 @@ def test_remedies_lower_the_peak_and_name_a_setting_that_does():
     now = largest_peak(job)
     found = remedies(job)
     again = f"{RECOMPUTE}=True"
-    assert (again in [remedy.setting for remedy in found]) == job.fused
+    assert again in [remedy.setting for remedy in found]
     for remedy in found:
         assert remedy.peak < now
         settings = [setting for setting in remedy.setting.split() if setting != again]

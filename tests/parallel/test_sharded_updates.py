@@ -91,6 +91,17 @@ MANY = {
 }
 
 
+AGAIN = [
+    Case({}, TIED | ADAPTER, again=True),
+    Case({}, EXPERTS, again=True),
+    Case({}, EXPERTS | DROPOUT, replays=True, again=True),
+    Case({TP: 2} | SEQUENCE, {"qk_norm": True}, again=True),
+    Case({DP: 2} | SHARED, DROPOUT, again=True),
+    Case({DP: 2, EP: 2}, EXPERTS, again=True),
+    Case({DP: 2, TP: 2}, TIED, again=True),
+]
+
+
 def on_rank(world, cases: list[Case]) -> list[Outcome]:
     return [sharded_updates.run(world, case) for case in cases]
 
@@ -123,6 +134,20 @@ def assert_equal(found: Outcome, one: Outcome, case: Case) -> None:
 @pytest.mark.parametrize("workers", FEW)
 def test_layouts_equal_one_process(workers):
     check(workers, FEW[workers])
+
+
+def test_composed_layers_that_are_computed_again_change_nothing():
+    """A layer keeps only its input, and the first block and the last one share a matrix."""
+    alone = World(rank=0, size=1, device_target="CPU")
+    case = Case({}, TIED | {"qk_norm": True}, again=True)
+    assert_equal(sharded_updates.run(alone, case), sharded_updates.run(alone, Case({}, case.model)), case)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("case", AGAIN)
+def test_more_layers_that_are_computed_again_change_nothing(case):
+    check(case.workers, [case])
 
 
 HALVES = {(0, 1): Case({PP: 2}, {}), (2, 3): Case({TP: 2} | SEQUENCE, {})}

@@ -228,15 +228,19 @@ def test_tokens_that_were_not_sampled_are_context_only(model, step):
 
 
 @pytest.mark.slow
-def test_layers_computed_again_are_not_kept():
-    """Of 12 layers, in a process of its own each: they keep what one layer keeps, and their inputs."""
+@pytest.mark.parametrize(("form", "share"), [("fused", 0.35), ("composed", 0.8)])
+def test_layers_computed_again_are_not_kept(form, share):
+    """Of 12 layers, in a process of its own each: they keep what one layer keeps, and their inputs.
+
+    On CPU the kernels of composed layers keep tables besides, which are most of what is left.
+    """
     script = Path(__file__).parents[1] / "helpers" / "layer_memory.py"
     kept, again = (
-        float(subprocess.run([sys.executable, script, how], capture_output=True, text=True, check=True).stdout)
+        float(subprocess.run([sys.executable, script, how, form], capture_output=True, text=True, check=True).stdout)
         for how in ("keep", "again")
     )
     assert kept > 300
-    assert again < 0.35 * kept
+    assert again < share * kept
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_the_next_is_not(step, whole):

@@ -63,9 +63,9 @@ class Graph(nn.Cell):
             Graph.waiting.discard(self)
         return out
 
-    def on_arrays(self, *arrays: np.ndarray):
-        """Run the graph on NumPy arrays; returns its tensors."""
-        return self(*map(Tensor.from_numpy, arrays))
+    def on_arrays(self, *arrays: np.ndarray | Tensor):
+        """Run the graph on NumPy arrays, or tensors; returns its tensors."""
+        return self(*(one if isinstance(one, Tensor) else Tensor.from_numpy(one) for one in arrays))
 
     def compile(self, *args, **kwargs):
         """Compile if needed; give freed memory, hundreds of MiB, back to the system."""
