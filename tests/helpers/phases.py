@@ -2,7 +2,8 @@
 
 `kill_in(argv, log, "update", step=2)` starts one, which waits for its end at some Python call in the phase: no clock
 decides where. This file is also the script that runs: `mindrlhf`, whose rank $PHASE_RANK (0) notes each phase that it
-enters in the file $PHASE_LOG, and waits where $PHASE_HELD says, until that file's `.go` is there.
+enters in the file $PHASE_LOG, and waits where $PHASE_HELD says, until that file's `.go` is there. With $ON_CONTRACTS it
+computes with Ascend's operators (`ascend_contracts`).
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import psutil
 import warm
 
 ROOT = Path(__file__).resolve().parents[2]
+ON_CONTRACTS = "ON_CONTRACTS"
 PHASES = ("generate", "update", "save", "reshard", "start", "report")
 
 
@@ -222,7 +224,12 @@ def _main() -> int:
         return signals
 
     StopSignals.__enter__ = entered
-    return cli.main(sys.argv[1:])
+    if ON_CONTRACTS not in os.environ:
+        return cli.main(sys.argv[1:])
+    from ascend_contracts import contracts
+
+    with contracts():
+        return cli.main(sys.argv[1:])
 
 
 def _note_phases() -> None:
