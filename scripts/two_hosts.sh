@@ -2,9 +2,11 @@
 # Runs a job of four workers on two hosts, which are two network namespaces of this machine: each has an address of its
 # own and two of the workers, and all that they have in common is one (virtual) cable and the disk.
 #
-#   bash scripts/two_hosts.sh [--out DIR] [-- SCRIPT ARGUMENTS...]
+#   bash scripts/two_hosts.sh [--out DIR] [--split] [--cut SECONDS] [-- SCRIPT ARGUMENTS...]
 #
 # --out   folder of all that is written (default out/two_hosts in the project's folder)
+# --split the default job trains on the first host, with the batches that the second one has drawn one step behind
+# --cut   the cable is cut for so many seconds once rank 0 has written the line of a first step
 # SCRIPT  what msrun starts on both hosts (default: two steps of GRPO with a tiny random model on made-up problems,
 #         trained with model_parallel 2 x pipeline_stage 2, generating with data_parallel 2 x model_parallel 2)
 #
@@ -18,6 +20,7 @@ out=$root/out/two_hosts
 addresses=(10.77.0.1 10.77.0.2)
 port=8118
 hosts=("mindrlhf-$$-0" "mindrlhf-$$-1")
+split="" cut=""
 
 refuse() {
     echo "two_hosts.sh: $2" >&2
@@ -26,8 +29,13 @@ refuse() {
 while (($#)); do
     case "$1" in
         --out) out=$(realpath -m "${2:?--out needs a folder}") && shift 2 ;;
+        --split) split=1 && shift ;;
+        --cut)
+            [[ ${2-} =~ ^[0-9]+$ ]] || refuse 2 "--cut needs a number of seconds"
+            cut=$2 && shift 2
+            ;;
         --) shift && break ;;
-        *) refuse 2 "$1 is not understood; give --out DIR, and a command of your own after --" ;;
+        *) refuse 2 "$1 is not understood; give --out DIR, --split, --cut SECONDS, and a command of your own after --" ;;
     esac
 done
 job=("$@")
@@ -76,10 +84,16 @@ tiny_job() {
         --sft_path_train "$models/finetune_qwen2_tiny.yaml" --sft_path_infer "$models/predict_qwen2_tiny.yaml"
         --vocab_path "$data/vocab.json" --merges_file_path "$data/merges.txt"
         --mind_dataset_dir "$data/train.mindrecord" --save_ckpt_dir "$out/ckpt" --use_parallel True
-        data.prompts_per_step=4 rollout.num_generations=4 rollout.max_new_tokens=16 trainer.total_steps=2
-        train_yaml.parallel_config.pipeline_stage=2 train_yaml.parallel_config.micro_batch_num=2
-        infer_yaml.parallel_config.data_parallel=2
+        data.prompts_per_step=4 rollout.num_generations=4 rollout.max_new_tokens=16
     )
+    if [[ -n $split ]]; then
+        job+=(--trainer_ranks 2 --generator_ranks 2 trainer.staleness=1 trainer.total_steps=4)
+    else
+        job+=(
+            train_yaml.parallel_config.pipeline_stage=2 train_yaml.parallel_config.micro_batch_num=2
+            infer_yaml.parallel_config.data_parallel=2 trainer.total_steps=2
+        )
+    fi
     for side in train infer; do
         for shape in hidden_size=32 intermediate_size=64 num_layers=2 num_heads=4 n_kv_heads=2; do
             job+=("${side}_yaml.model.model_config.$shape")
@@ -96,6 +110,20 @@ for i in 0 1; do
         "${job[@]}" >"$out/log/host$i.log" 2>&1 &
     processes+=($!)
 done
+
+# cut_cable: once rank 0 has written the line of a step; not if the job ends before.
+cut_cable() {
+    until grep -qsE '^ *[0-9]+/[0-9]+ ' "$out/log/host0/worker_0.log"; do
+        kill -0 "${processes[0]}" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    ip -n "${hosts[1]}" link set eth0 down
+    sleep "$cut"
+    ip -n "${hosts[1]}" link set eth0 up
+    echo "the cable was cut for $cut s"
+}
+if [[ -n $cut ]]; then cut_cable & fi
+
 codes=()
 for process in "${processes[@]}"; do
     code=0

@@ -104,7 +104,7 @@ def _mindspore_file(text: str) -> Path:
 def _config(config_path: str | None, weights: Path) -> ModelConfig:
     """Read the model's configuration: from the flags, or next to the weights."""
     beside = weights if weights.is_dir() else weights.parent
-    found = read_hf_config(beside) if (beside / CONFIG_FILE).is_file() else None
+    found = read_hf_config(beside, seeing=True) if (beside / CONFIG_FILE).is_file() else None
     if config_path is None:
         if found is None:
             raise UserError(f"{beside}: has no {CONFIG_FILE} that describes the model; name one with --config_path.")
@@ -112,7 +112,7 @@ def _config(config_path: str | None, weights: Path) -> ModelConfig:
     path = Path(config_path)
     if names_yaml(path):
         return load_model_yaml(path).architecture(found, str(beside / CONFIG_FILE))
-    return read_hf_config(path.parent if path.name == CONFIG_FILE else path)
+    return read_hf_config(path.parent if path.name == CONFIG_FILE else path, seeing=True)
 
 
 def _adapter(folder: str | Path, source: WeightSource, config: ModelConfig) -> StoredAdapter:

@@ -15,7 +15,7 @@ CLASSES = (LLAMA_CLASS, *(family.mindformers for family in FAMILIES.values() if 
 MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *FAMILIES}))
 EXPERTS = next(iter(SIGNS))
 COMMANDS = (
-    "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export` and `transform`"  # they take models with images
+    "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export`, `convert` and `transform`"  # they take models with images
 )
 WITH_IMAGES = f"a model with images, outside of {COMMANDS},"
 

@@ -1,10 +1,15 @@
 """Questions about images from the command line: `generate --image`, rows with images, and `eval`."""
 
 import json
+from pathlib import Path
 
 import jobs
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from seeing_task import make_seeing_task
+
+from mindrlhf.configs.images import read_image_settings
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,13 @@ def test_what_does_not_fit_is_one_sentence(seeing, capfd, arguments, message):
     assert message in capfd.readouterr().err
 
 
-def test_convert_refuses_the_model_by_name(seeing, tmp_path, capfd):
-    assert jobs.call(["convert", "--torch_ckpt_dir", seeing.model, "--mindspore_ckpt_path", tmp_path / "a.ckpt"]) == 2
-    assert "a model with images, outside of `mindrlhf train`, `sft`, `chat`," in capfd.readouterr().err
+@pytest.mark.parametrize("name", ["a.ckpt", "a.safetensors"])
+def test_convert_writes_the_model_and_its_image_settings_back(seeing, tmp_path, name):
+    file, back = tmp_path / name, tmp_path / "back"
+    assert jobs.call(["convert", "--torch_ckpt_dir", seeing.model, "--mindspore_ckpt_path", file]) == 0
+    given = ("--mindspore_ckpt_path", file, "--config_path", seeing.model)
+    assert jobs.call(["convert", "--reverse", "--torch_ckpt_dir", back, *given]) == 0
+    expected, found = (load_file(Path(folder, "model.safetensors")) for folder in (seeing.model, back))
+    np.testing.assert_equal(found, expected)
+    settings = [read_image_settings(folder) for folder in (seeing.model, back)]
+    assert settings[0] == settings[1]

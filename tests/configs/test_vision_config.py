@@ -108,7 +108,7 @@ def test_towers_that_compute_something_else_are_refused(released, changes, messa
 
 
 def test_commands_that_take_no_images_refuse_the_family_by_name(shared):
-    commands = "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export` and `transform`"
+    commands = "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export`, `convert` and `transform`"
     message = f"model_type is 'qwen2_5_vl', and a model with images, outside of {commands}, is not supported"
     with pytest.raises(UserError, match=message):
         read_hf_config(shared / "golden" / "qwen2_5_vl_tiny")

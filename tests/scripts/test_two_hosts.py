@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jobs
+import numpy as np
 import pytest
 from workers import ROOT
 
@@ -62,6 +64,22 @@ def test_the_default_job_runs_on_two_hosts(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.msrun
+def test_a_cut_cable_between_trainer_and_generators_changes_no_bit(tmp_path):
+    """For 20 s, of which TCP's own waits make more."""
+    runs = {"plain": (), "cut": ("--cut", "20")}
+    for name, options in runs.items():
+        done = run("--out", tmp_path / name, "--split", *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("the cable was cut for 20 s" in done.stdout) == (name == "cut")
+        assert "training on ranks 0 to 1 and generation on ranks 2 to 3" in done.stdout
+    plain, cut = (jobs.Run(tmp_path / name) for name in runs)
+    np.testing.assert_equal(cut.kept_metrics, plain.kept_metrics)
+    np.testing.assert_equal(cut.weights, plain.weights)
+    assert namespaces() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
 def test_a_worker_that_is_killed_ends_both_hosts(tmp_path):
     (tmp_path / "dying.py").write_text(DYING)
     done = run("--out", tmp_path / "here", "--", tmp_path / "dying.py")
@@ -74,11 +92,12 @@ def test_a_worker_that_is_killed_ends_both_hosts(tmp_path):
     assert namespaces() == ""
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "2"], ["now"]])
+@pytest.mark.parametrize("arguments", [["--steps", "2"], ["now"], ["--cut", "long"]])
 def test_a_wrong_option_is_refused_before_anything_is_done(arguments):
     done = run(*arguments)
     assert done.returncode == 2
-    assert re.fullmatch(r"two_hosts\.sh: .* is not understood; give --out DIR, .*\n", done.stderr)
+    message = "--cut needs a number" if "--cut" in arguments else ".* is not understood; give --out DIR, "
+    assert re.fullmatch(rf"two_hosts\.sh: {message}.*\n", done.stderr)
     assert done.stdout == ""
 
 
