@@ -14,9 +14,8 @@ SUPPORTED = f"supported are {', '.join(family.title for family in SERVED.values(
 CLASSES = (LLAMA_CLASS, *(family.mindformers for family in FAMILIES.values() if family.mindformers))
 MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *FAMILIES}))
 EXPERTS = next(iter(SIGNS))
-COMMANDS = (
-    "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export`, `convert` and `transform`"  # they take models with images
-)
+# They take models with images.
+COMMANDS = "`mindrlhf train`, `sft`, `chat`, `generate`, `eval`, `export`, `convert` and `transform`"
 WITH_IMAGES = f"a model with images, outside of {COMMANDS},"
 
 
