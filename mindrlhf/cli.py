@@ -30,6 +30,7 @@ COMMANDS = {
     "train": ("train", "GRPO training"),
     "launch": ("launch", "the ranks of a training by msrun or on a Ray cluster, or a job file for Slurm or Kubernetes"),
     "plan": ("memory_plan", "what a training job would hold, compute and move, before it is started"),
+    "dry-run": ("dry_run", "the graphs of one rank of a training job, compiled without the others"),
     "acceptance": ("acceptance", "a device against float64 answers, from operators to a run, and one report"),
     "eval": ("evaluate", "accuracy of a model on a prompt MindRecord"),
     "report": ("report", "runs as one HTML page, live or as a file; or whether two runs agree"),

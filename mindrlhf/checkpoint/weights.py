@@ -61,13 +61,14 @@ class Weights:
 
     The path may be a training checkpoint in any layout; for a rank it may also hold one folder per rank in its layout.
     An adapter in PEFT's format, or a checkpoint of adapters, is merged into its base model. adapter: a PEFT folder over
-    these weights; a model with adapters starts from it, else it is merged.
+    these weights; a model with adapters starts from it, else it is merged. zeros: all are zero, and nothing is read.
     """
 
     path: str | None
     model: ModelConfig
     seed: int
     adapter: str | None = None
+    zeros: bool = False
 
     def parameters(self, part: Partition | None = None) -> dict:
         """Create float32 parameters by name: the whole model's, or one rank's."""
@@ -78,6 +79,8 @@ class Weights:
     def reader(self, part: Partition | None = None) -> Reader:
         """Return a reader of whole parameters, or of one rank's parts."""
         index = _index(part)
+        if self.zeros:
+            return lambda spec: np.zeros(spec.shape if part is None else part.shape(spec), np.float32)
         weights, merged = self.split()
         read = weights._stored(part, index) if merged is None else weights.merged(merged, part)
         first = self._checked(read_adapter(self.adapter), part) if self.adapter else None

@@ -51,14 +51,19 @@ from mindrlhf.types import Prompt
 from mindrlhf.units import GIB, size
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    train.add_arguments(parser)
+def add_length_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the longest prompt."""
     longest = "the longest prompt; default: the dataset's, or what seq_length leaves for it"
     parser.add_argument("--prompt_tokens", type=int, help=longest)
     images = (
         "tokens of the image that a prompt shows to a model that sees; default: the dataset's, or the largest image"
     )
     parser.add_argument("--image_tokens", type=int, help=images)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    train.add_arguments(parser)
+    add_length_arguments(parser)
     chip = f"Ascend chip whose figures hold, one of {', '.join(CHIPS)} (default: {ASCEND.default_chip}); "
     chip += f"or --device {ASCEND.name}:NAME"
     parser.add_argument("--chip", metavar="NAME", help=chip)

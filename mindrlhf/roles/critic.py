@@ -40,9 +40,7 @@ class Critic(RolePart):
         if opening.checkpoint:
             self.load(checkpoint_reader(opening.checkpoint, self.role.checkpoint, part.model, part))
         else:
-            path = opening.roles[self.role.name].path
-            policy = opening.roles[POLICY.name].model.base
-            self.load(_reader(path, policy, config.seed, self.yaml, part))
+            self.load(_reader(opening, self.yaml, part))
         objective = value_objective(self.settings.value_clip)
         optimizer = self.settings.optimizer
         updater = self.open_updater(Values(self.decoder), objective, optimizer, config.train, config.memory.swap)
@@ -54,14 +52,14 @@ class Critic(RolePart):
         return self._updates.update(experiences, rate, progress)
 
 
-def _reader(
-    path: str | None, policy: ModelConfig, seed: int, yaml: ModelYaml, part: Partition
-) -> Callable[[ParameterSpec], np.ndarray]:
+def _reader(opening: Opening, yaml: ModelYaml, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:
     """Read the critic's parameters from a critic's checkpoint, or from a policy's."""
-    stored = checkpoint_config(path, seeing=True)
+    name = CRITIC.name
+    stored = checkpoint_config(opening.roles[name].path, seeing=True)
     if stored is not None and stored.value_head:
-        return Weights(path, part.model, seed).reader(part)
-    read = Weights(path, policy, seed).reader(Partition.of_yaml(yaml, policy, part.rank))
+        return opening.weights(name).reader(part)
+    policy = opening.roles[POLICY.name].model.base
+    read = opening.weights(name, policy).reader(Partition.of_yaml(yaml, policy, part.rank))
 
     def read_or_zero(spec: ParameterSpec) -> np.ndarray:
         return np.zeros(part.shape(spec), np.float32) if spec.name == VALUE_HEAD else read(spec)

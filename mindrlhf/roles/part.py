@@ -63,7 +63,7 @@ class Opening:
 
     yamls: model YAML of each layout. roles: model of each role. max_positions: of the longest sequence. checkpoint: of
     a run that is resumed. workspace: buffers of gathered weights. known_rows: of images, unless the policy has a vision
-    tower that trains or none.
+    tower that trains or none. zeros: see `weights`.
     """
 
     config: GRPOSettings | SFTSettings
@@ -74,6 +74,15 @@ class Opening:
     checkpoint: Checkpoint | None = None
     workspace: Workspace = field(default_factory=Workspace)
     known_rows: KnownRows | None = None
+    zeros: bool = False
+
+    def weights(self, role: str, model: ModelConfig | None = None, adapter: str | None = None) -> Weights:
+        """Return the origin of a role's weights; with `zeros` they are all zero.
+
+        model: by default the role's. adapter: see `Weights`.
+        """
+        own = self.roles[role]
+        return Weights(own.path, model or own.model, self.config.seed, adapter, self.zeros)
 
 
 class ModelPart:

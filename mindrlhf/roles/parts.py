@@ -75,13 +75,16 @@ def open_parts(
     checkpoint: Checkpoint | None,
     residency: Residency,
     known_rows: KnownRows | None = None,
+    zeros: bool = False,
 ) -> Parts:
     """Open a rank's parts of a run; all ranks do it together.
 
     Parts that are not trained leave memory before others are loaded. yamls, roles: of the job. checkpoint: of a run
-    that is resumed. known_rows: see `Opening`.
+    that is resumed. known_rows, zeros: see `Opening`.
     """
-    opening = Opening(config, yamls, roles, collectives, max_positions, checkpoint, known_rows=known_rows)
+    opening = Opening(
+        config, yamls, roles, collectives, max_positions, checkpoint, known_rows=known_rows, zeros=zeros
+    )
     rank = collectives.world.rank
     parts = Parts()
     for name in (name for name, role in ROLES.items() if name in roles and rank in yamls[role.layout].ranks):

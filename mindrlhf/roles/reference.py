@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from mindspore import Parameter
 
 from mindrlhf import backend
-from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.model_roles import REFERENCE
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart
@@ -53,7 +52,7 @@ class Reference(RolePart):
         model = reference.model
         config = self._config = opening.config
         algorithm = config.algorithm
-        weights = Weights(reference.path, model, config.seed, model.adapter and config.lora.adapter_path)
+        weights = opening.weights(self.role.name, adapter=model.adapter and config.lora.adapter_path)
         self._own = build_parameters(reference.own(self.partition.specs), weights.reader(self.partition))
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)
 

@@ -1,6 +1,5 @@
 """Teacher of on-policy distillation: a frozen model that scores the policy's tokens."""
 
-from mindrlhf.checkpoint.weights import Weights
 from mindrlhf.model_roles import TEACHER
 from mindrlhf.roles.part import Opening, RolePart
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -17,7 +16,6 @@ class Teacher(RolePart):
 
     def __init__(self, opening: Opening):
         super().__init__(opening)
-        teacher = opening.roles[self.role.name]
         config = opening.config
-        self.load(Weights(teacher.path, teacher.model, config.seed).reader(self.partition))
+        self.load(opening.weights(self.role.name).reader(self.partition))
         self.scorer = Scorer(PolicyLogProbs(self.decoder, config.rollout.temperature), config.train, self.pipeline)

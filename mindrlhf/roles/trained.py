@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindrlhf.checkpoint.weights import Weights, continued_reader
+from mindrlhf.checkpoint.weights import continued_reader
 from mindrlhf.model_roles import POLICY, POLICY_GROUPS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.partition import Partition
@@ -25,10 +25,8 @@ class TrainedModel(RolePart):
 
     def __init__(self, opening: Opening):
         super().__init__(opening)
-        policy = opening.roles[self.role.name]
-        config = opening.config
         checkpoint = opening.checkpoint
-        first = Weights(policy.path, policy.model, config.seed, config.lora.adapter_path)
+        first = opening.weights(self.role.name, adapter=opening.config.lora.adapter_path)
         read = continued_reader(checkpoint, first, self.partition) if checkpoint else first.reader(self.partition)
         self.load(read)
         self._published: Parameters = {}

@@ -134,6 +134,13 @@ class Engine:
         self.statistics = Statistics(tokens=tokens, decode_steps=steps, drafted=drafted, accepted=accepted, **seconds)
         return groups
 
+    def rehearse(self, prompts: Sequence[Prompt], num_generations: int) -> None:
+        """Run each graph once for these prompts, whatever it computes."""
+        session = self.session()
+        for prompt in prompts:
+            session.submit(Request(prompt, self.sampling, num_generations, self.seed, 0))
+        session.rehearse()
+
     def session(self) -> Session:
         """Open a session.
 

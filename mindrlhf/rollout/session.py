@@ -125,6 +125,14 @@ class Session:
             if len(slots) or (self._graphs.together.size > 1 and not operator):
                 self._decode(slots, operator, len(active) - len(slots))
 
+    def rehearse(self) -> None:
+        """Run each graph once for the requests that wait, whatever it computes: no slot is filled."""
+        first = self._queue[0]
+        self._pool.fill(self._queue)
+        self._pool.copy([(0, first)])
+        for operator in self._graphs.decodes:
+            self._decode(np.zeros(0, int), operator, 0)
+
     def _receive(self) -> None:
         """Take the partners' replies; waits for one if no slot can go on."""
         partners: dict[int, tuple[Partner, dict[int, int]]] = {}

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
+from mindspore import Parameter
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.tokenizer import stop_ids
@@ -48,29 +48,9 @@ class Rollouts:
         self._run = run
         self._partner = partner
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-        greedy = self._settings.model_copy(update={"temperature": 0.0})
-        # No engine has more slots than a round has responses.
-        responses = round_responses(config, generator.data_parallel.size)
-        slots = [slot_count(self._settings.max_slots, count) if count else 0 for count in responses]
-        model = generator.partition.model
-        self._engine, self._greedy = (
-            Engine(
-                model,
-                generator.rollout_decoder,
-                sampling,
-                count,
-                longest_prompt,
-                stop_ids(tokenizer, model),
-                config.seed,
-                config.train.length_bucket,
-                tokenizer.decode,
-            )
-            if count
-            else None
-            for sampling, count in zip((self._settings, greedy), slots, strict=True)
-        )
-        caches = [engine.cache.parameters for engine in (self._engine, self._greedy) if engine]
-        run.residency.add(CACHE, chain.from_iterable(caches), zeros=True)
+        ends = stop_ids(tokenizer, generator.partition.model)
+        self._engine, self._greedy = open_engines(config, generator, longest_prompt, ends, tokenizer.decode)
+        run.residency.add(CACHE, caches(self._engine, self._greedy), zeros=True)
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
         """Generate and score a group for each prompt, on ranks that score."""
@@ -150,6 +130,41 @@ class Rollouts:
             )
             for i, group in enumerate(groups)
         ]
+
+
+def open_engines(
+    config: GRPOSettings,
+    generator: Generator,
+    longest_prompt: int,
+    stop_ids: Sequence[int],
+    decode_text: Callable[[Sequence[int]], str],
+) -> tuple[Engine, Engine | None]:
+    """Open the engines of a rank's responses, and of greedy ones if the advantage needs them."""
+    greedy = config.rollout.model_copy(update={"temperature": 0.0})
+    # No engine has more slots than a round has responses.
+    responses = round_responses(config, generator.data_parallel.size)
+    first, second = (
+        Engine(
+            generator.partition.model,
+            generator.rollout_decoder,
+            sampling,
+            slot_count(config.rollout.max_slots, count),
+            longest_prompt,
+            stop_ids,
+            config.seed,
+            config.train.length_bucket,
+            decode_text,
+        )
+        if count
+        else None
+        for sampling, count in zip((config.rollout, greedy), responses, strict=True)
+    )
+    return first, second
+
+
+def caches(*engines: Engine | None) -> list[Parameter]:
+    """List the parameters of the engines' caches."""
+    return [parameter for engine in engines if engine for parameter in engine.cache.parameters]
 
 
 @dataclass(frozen=True)

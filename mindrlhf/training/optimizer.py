@@ -185,7 +185,12 @@ class AdamW:
             self.discard()
             return UpdateResult(norm, rate, False)
         s = self.settings
-        scale = min(1.0, s.max_grad_norm / (norm + 1e-6)) if s.max_grad_norm else 1.0
+        self.apply(rate, min(1.0, s.max_grad_norm / (norm + 1e-6)) if s.max_grad_norm else 1.0)
+        return UpdateResult(norm, rate, True)
+
+    def apply(self, rate: float, scale: float = 1.0) -> None:
+        """Update with the gradients times `scale`, whatever they are, and zero them."""
+        s = self.settings
         self.updates += 1
         first, second = 1 - s.beta1**self.updates, math.sqrt(1 - s.beta2**self.updates)
         fused = rate * second / first
@@ -195,7 +200,6 @@ class AdamW:
             self.before_block(block)
             apply(*values).asnumpy()
         self._gather()
-        return UpdateResult(norm, rate, True)
 
     def state_dict(self) -> dict[str, int]:
         """Return the optimizer's state without the moments."""

@@ -158,6 +158,8 @@ class Gradients(Passes):
                 self.axis.send(d_x.asnumpy(), BEFORE)
             done()
         results = self.axis.from_last(results)
+        if not results:  # of a stage whose last one is not there (`comm.alone`)
+            return results
         return self._with_sides(batches, results, sides) if self._decoder.model_sides else results
 
     def _with_sides(

@@ -50,3 +50,8 @@ class Scorer:
                 collect_routing(micro, every, self._decoder.routing, groups, found)
             self._first.keep(groups, found)
         return scores
+
+    def rehearse(self, groups: Sequence[SequenceGroup]) -> None:
+        """Run each graph once, on the first micro-batch of some groups, whatever it computes."""
+        micro = self._scores.cut(groups, self._settings)[0]
+        self._scores([pad(micro, groups, pictures=self._decoder.pictures, routing=self._scores.replayed)], lambda: None)

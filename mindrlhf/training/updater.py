@@ -18,6 +18,7 @@ from mindrlhf.training.bad_samples import BadSample, find_bad_samples
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_routing, collect_sampled, pad
 from mindrlhf.training.block_passes import open_gradients
 from mindrlhf.training.objective import Objective
+from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.types import TrainBatch
 
@@ -137,6 +138,25 @@ class Updater:
             bad_samples=bad_samples,
             routing=routing if self._decoder.records else (),
         )
+
+    def rehearse(self, groups: Sequence[SequenceGroup]) -> None:
+        """Run each graph of an update once, on the first micro-batch of some groups, whatever it computes."""
+        micro = self._gradients.cut(groups, self._settings, self._least_micro_batches)[0]
+        fields = {name: self._filled(name, groups) for name in self.objective.fields}
+        draw = (self._seed, self.optimizer.updates) if self._decoder.drops else None
+        forms = self._decoder.pictures, self._replayed
+        self._gradients([pad(micro, groups, self._filled("weights", groups), fields, draw, *forms)], lambda: None)
+        if self._reduce:
+            self._reduce()
+        self.optimizer.norm()
+        self.optimizer.apply(0.0)
+        self.optimizer.discard()
+
+    @staticmethod
+    def _filled(name: str, groups: Sequence[SequenceGroup]) -> Rows:
+        """Make rows of an array in `token_arrays` for groups without it."""
+        array = TOKEN_ARRAYS[name]
+        return [[np.full(len(one), array.padding, array.dtype) for one in group.responses] for group in groups]
 
     @property
     def _test_alone(self) -> Callable[[TrainBatch], bool] | None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
-from mindrlhf.backend.comm.tcp import SocketPeers
 from mindrlhf.backend.device import SOCKETS
 from mindrlhf.backend.devices import find_device
 
@@ -35,7 +34,7 @@ class Collectives:
 
     def over(self, ranks: Sequence[int]) -> "Collectives":
         """Return the same operations among `ranks`."""
-        return Collectives(self.world, ranks)
+        return type(self)(self.world, ranks)
 
     @property
     def size(self) -> int:
@@ -126,7 +125,7 @@ class Collectives:
         return ranks
 
 
-def gather_over(peers: SocketPeers, data: np.ndarray, ranks: Sequence[int], rank: int) -> np.ndarray:
+def gather_over(peers: Peers, data: np.ndarray, ranks: Sequence[int], rank: int) -> np.ndarray:
     """Stack the bytes of all ranks: int8[n] -> int8[len(ranks), n].
 
     Each rank of `ranks` calls it.
@@ -144,7 +143,7 @@ def gather_over(peers: SocketPeers, data: np.ndarray, ranks: Sequence[int], rank
     return gathered
 
 
-def spread_over(peers: SocketPeers, data: np.ndarray | None, ranks: Sequence[int], root: int) -> np.ndarray:
+def spread_over(peers: Peers, data: np.ndarray | None, ranks: Sequence[int], root: int) -> np.ndarray:
     """Bring the bytes int8[n] of `root` to all ranks, without others' knowing their number.
 
     Each rank of `ranks` calls it. data: None on the others, which answer with a byte: `root` learns of a rank that is

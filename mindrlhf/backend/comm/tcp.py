@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 
 from mindrlhf.backend.comm.patience import MESSAGE_LIMIT_S
-from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, bytes_of
+from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, Peers, bytes_of
 from mindrlhf.errors import UserError
 
 _LENGTH = struct.Struct("!q")
@@ -127,9 +127,9 @@ class Channels:
     of `Collectives`; sums: of compiled graphs.
     """
 
-    messages: SocketPeers
-    gathers: SocketPeers
-    sums: SocketPeers
+    messages: Peers
+    gathers: Peers
+    sums: Peers
 
 
 NO_CHANNELS = Channels(SocketPeers({}), SocketPeers({}), SocketPeers({}))

@@ -39,6 +39,7 @@ class Graph(nn.Cell):
     compiled = 0  # number of these first runs, for `announce`
     waiting: WeakSet = WeakSet()  # graphs that have not run yet
     announce: Callable[[int, int, float], None] | None = None  # see `announced`
+    told: Callable[[str, float], None] | None = None  # see `timed`
 
     def __init__(self, name: str, *constants: Constant):
         super().__init__(auto_prefix=False)
@@ -58,9 +59,12 @@ class Graph(nn.Cell):
         out = super().__call__(*inputs)
         if self.current_phase in self.compile_cache:
             self._known_phases[kinds] = self.current_phase
-            Graph.compile_s += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            Graph.compile_s += seconds
             Graph.compiled += 1
             Graph.waiting.discard(self)
+            if Graph.told:
+                Graph.told(self.name, seconds)
         return out
 
     def on_arrays(self, *arrays: np.ndarray | Tensor):
@@ -105,6 +109,16 @@ def announced(announce: Callable[[int, int, float], None]) -> Iterator[None]:
         yield
     finally:
         Graph.announce = None
+
+
+@contextmanager
+def timed(told: Callable[[str, float], None]) -> Iterator[None]:
+    """Call a function with the name and seconds of each graph that is compiled in the body."""
+    Graph.told = told
+    try:
+        yield
+    finally:
+        Graph.told = None
 
 
 @contextmanager

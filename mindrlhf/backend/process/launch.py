@@ -16,6 +16,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from mindrlhf import units
+from mindrlhf.backend.comm.alone import AbsentPeers
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.membership import Membership, join
 from mindrlhf.backend.comm.patience import MESSAGE_LIMIT_S, RANK_TIMEOUT_S
@@ -169,6 +170,32 @@ def launch(
     world = World(rank, size, device_target, hosts, channels, membership)
     membership.watch(world.abort)
     return world
+
+
+def launch_alone(device_target: str, rank: int, size: int, context: DeviceOptions | None = None) -> World:
+    """Prepare this process to compile as one rank of a job that has no other processes.
+
+    Its collectives are `comm.alone.AloneCollectives`. On a device with a library of collectives MindSpore only
+    simulates it, as MS_SIMULATION_LEVEL says (1 by default): the device need not be there, and graphs compute nothing.
+    Otherwise as `launch`.
+    """
+    device = find_device(device_target)
+    os.environ.setdefault("GLOG_v", "3")
+    _check_addresses()
+    _choose_threads(1, started_by_msrun=False)
+    by_library = device.collectives != SOCKETS
+    if by_library:
+        os.environ.setdefault("MS_SIMULATION_LEVEL", "1")
+        os.environ.setdefault("DEVICE_ID", "0")
+        os.environ |= {"RANK_SIZE": str(size), "RANK_ID": str(rank)}
+    _choose_device(device, context, alone=False)
+    if by_library and size > 1:
+        from mindspore import communication
+
+        communication.init(device.collectives)  # a simulated rank waits for no other
+    nobody = AbsentPeers()
+    channels = Channels(messages=nobody, gathers=nobody, sums=nobody)
+    return World(rank, size, device_target, channels=channels)
 
 
 def _check_addresses() -> None:
