@@ -29,10 +29,10 @@ from mindrlhf.types import Prompt
 from mindrlhf.units import DIGEST_BYTES
 
 
-def rehearse(work: Work, world: World, folder: Path) -> None:
+def rehearse(work: Work, world: World, folder: Path, stop_ids: Sequence[int]) -> None:
     """Compile the graphs of a rank's step, phase by phase.
 
-    world: of `launch_alone`. folder: for weights that are swapped to files.
+    world: of `launch_alone`. folder: for weights that are swapped to files. stop_ids: tokens that end a response.
     """
     config = work.config
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"verify_weights": False})})
@@ -46,8 +46,7 @@ def rehearse(work: Work, world: World, folder: Path) -> None:
     parts = open_parts(config, yamls, work.roles, collectives, positions, None, residency, known, zeros=True)
     parts.register(residency)
     if generator := parts.get(GENERATOR.name):
-        ends = work.model.eos_token_ids or (0,)
-        engines = open_engines(config, generator, longest, ends, str)
+        engines = open_engines(config, generator, longest, stop_ids, str)
         residency.add(CACHE, caches(*engines), zeros=True)
         residency.enter("gen")
         own = generator.data_parallel.share(prompts)

@@ -52,6 +52,10 @@ class _Ascend(Device):
         from mindspore.device_context import ascend
 
         if not ascend.is_available():
+            if os.environ.get("MS_SIMULATION_LEVEL"):
+                found = "Ascend is simulated with CANN's libraries, which MindSpore does not find here"
+                start = 'docker run --rm -v "$PWD:/work" mindrlhf:ascend bash tools/ascend_dryrun.sh'
+                raise UserError(f"{found}: use a container of docker/Dockerfile.ascend, which needs no card ({start})")
             found = "context.device_target is Ascend, and there is no NPU with CANN here"
             raise UserError(f"{found}: use --device CPU, or the CPU overlay of the model YAML")
 

@@ -4,14 +4,17 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from mindrlhf.backend.process.launch import launch_alone, under_msrun
+from mindrlhf.checkpoint.tokenizer import open_tokenizer, stop_ids
 from mindrlhf.commands import train
 from mindrlhf.commands.memory_plan import add_length_arguments, read_work
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.estimate import Work
+from mindrlhf.model_roles import POLICY
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +30,8 @@ def run(args: argparse.Namespace) -> None:
     """Compile a rank's graphs; prints a line for each, and everything as one JSON line."""
     if under_msrun():
         raise UserError("a dry run has one process for each rank, and no msrun; start it without.")
-    given = {"prompt_tokens": args.prompt_tokens, "image_tokens": args.image_tokens}
-    work, *_ = read_work(TrainFlags.of(args), **given)
+    flags = TrainFlags.of(args)
+    work, *_ = read_work(flags, prompt_tokens=args.prompt_tokens, image_tokens=args.image_tokens)
     size = len(work.ranks)
     check_ranks(work, args.rank, args.ranks)
     yaml = work.train if args.rank in work.trains else work.infer
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"{name:20} {seconds:8.2f} s", flush=True)
 
     with timed(told), tempfile.TemporaryDirectory() as folder:
-        rehearse(work, world, Path(folder))
+        rehearse(work, world, Path(folder), read_stop_ids(work, flags))
     figures = {
         "rank": args.rank,
         "ranks": size,
@@ -57,6 +60,14 @@ def run(args: argparse.Namespace) -> None:
         "process_bytes": peak_resident_bytes(),
     }
     print(json.dumps(figures), flush=True)
+
+
+def read_stop_ids(work: Work, flags: TrainFlags) -> Sequence[int]:
+    """Collect the tokens that end a response: those of the model alone, if no tokenizer is named."""
+    policy = work.roles[POLICY.name]
+    if flags.tokenizer_path or flags.vocab_path or policy.path:
+        return stop_ids(open_tokenizer(flags, policy.path), policy.model)
+    return policy.model.eos_token_ids or (0,)  # any one, which the model has
 
 
 def check_ranks(work: Work, rank: int, ranks: int | None) -> None:

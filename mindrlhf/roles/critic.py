@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mindrlhf.checkpoint.weights import Weights, checkpoint_config, checkpoint_reader
-from mindrlhf.configs.model import ModelConfig
+from mindrlhf.checkpoint.weights import checkpoint_config, checkpoint_reader
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.model_roles import CRITIC, POLICY
 from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec

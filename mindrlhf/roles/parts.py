@@ -82,9 +82,7 @@ def open_parts(
     Parts that are not trained leave memory before others are loaded. yamls, roles: of the job. checkpoint: of a run
     that is resumed. known_rows, zeros: see `Opening`.
     """
-    opening = Opening(
-        config, yamls, roles, collectives, max_positions, checkpoint, known_rows=known_rows, zeros=zeros
-    )
+    opening = Opening(config, yamls, roles, collectives, max_positions, checkpoint, known_rows=known_rows, zeros=zeros)
     rank = collectives.world.rank
     parts = Parts()
     for name in (name for name, role in ROLES.items() if name in roles and rank in yamls[role.layout].ranks):

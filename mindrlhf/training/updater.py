@@ -14,11 +14,11 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.layer import Side
 from mindrlhf.models.routing import Routing
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
+from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.training.bad_samples import BadSample, find_bad_samples
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_routing, collect_sampled, pad
 from mindrlhf.training.block_passes import open_gradients
 from mindrlhf.training.objective import Objective
-from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.types import TrainBatch
 

@@ -14,7 +14,7 @@ from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
 
-TAKE_SETTINGS = {"train": GRPOSettings, "plan": GRPOSettings, "sft": SFTSettings}
+TAKE_SETTINGS = {"train": GRPOSettings, "plan": GRPOSettings, "dry-run": GRPOSettings, "sft": SFTSettings}
 TAKE_SETTINGS |= {"generate": SamplingSettings, "chat": SamplingSettings}
 
 

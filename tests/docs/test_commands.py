@@ -56,6 +56,8 @@ NOT_HERE = {
     "mindrlhf launch --with ray": "needs Ray; tests/launchers/test_started_again.py runs it",
     "docker build": "needs a container engine; tests/docker checks the steps",
     "bash docker/run_ascend.sh": "needs a container engine and a device",
+    "docker run": "needs a container engine; the next line has the script",
+    "bash tools/ascend_dryrun.sh": "needs CANN; tests/scripts/test_ascend_dryrun.py runs it for CPUs",
     "mindrlhf acceptance": "takes minutes; tests/acceptance runs it",
     "source .venv/bin/activate": "the tests' environment is another one",
     "hf download ": "needs the network",

@@ -1,0 +1,157 @@
+"""`mindrlhf dry-run` compiles, for one rank and without the others, the graphs that a job compiles."""
+
+import json
+import re
+
+import jobs
+import pytest
+
+from mindrlhf.backend.compile.graph import Graph
+
+SMALL = ("data.prompts_per_step=4", "rollout.num_generations=4", "rollout.max_new_tokens=16", jobs.ONE_SHAPE)
+UPDATE = ["optimizer/norm", "optimizer/apply", "optimizer/discard"]
+GENERATE = ["generate/prefill", "generate/admit", "generate/decode"]
+WHOLE = [*GENERATE, "train/scores", "train/loss", *UPDATE]  # of a reference, and of an update
+FIRST = [*GENERATE, "train/forward", "train/forward", "train/backward", *UPDATE]
+TOWER = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+    "window_size": 16,
+    "fullatt_block_indexes": [0],
+    "mrope_section": [2, 1, 1],
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A folder with the model YAMLs of a tiny model, without weights, tokenizer or prompts."""
+    folder = tmp_path_factory.mktemp("pair")
+    jobs.write_yamls(folder, 300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seeing(pair, tmp_path_factory):
+    """The same with a vision tower."""
+    folder = tmp_path_factory.mktemp("seeing")
+    for name in ("train.yaml", "infer.yaml"):
+        content = json.loads((pair / name).read_text())
+        model = content["model"]["model_config"]
+        del model["type"], model["qkv_has_bias"]
+        model |= {"model_type": "qwen2_5_vl", "vision_config": TOWER, "vocab_size": 152064}  # with the image's token
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def words(folder, *settings) -> list[str]:
+    yamls = ["--sft_path_train", folder / "train.yaml", "--sft_path_infer", folder / "infer.yaml"]
+    return ["dry-run", *map(str, yamls), "--prompt_tokens", "32", *SMALL, *settings]
+
+
+def compiled(folder, rank: int, *settings: str) -> list[str]:
+    """The names of a rank's graphs, as printed and in the last line."""
+    done = jobs.start([*words(folder, *settings), "--rank", str(rank)])
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    figures = json.loads(last)
+    names = [graph["name"] for graph in figures["graphs"]]
+    assert [line.split()[0] for line in lines] == names
+    assert figures["rank"] == rank
+    assert figures["seconds"] >= sum(graph["seconds"] for graph in figures["graphs"]) > 0
+    assert figures["planned_bytes"] > 0 < figures["process_bytes"]
+    return names
+
+
+def test_a_pipeline_stage_without_the_others(pair):
+    layouts = (*jobs.layout("train", "pp2"), *jobs.layout("infer", "dp2"), "algorithm.beta=0.04")
+    assert compiled(pair, 0, *layouts) == FIRST
+    assert compiled(pair, 1, *layouts) == WHOLE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placing", ["tp2 dp2", "tp2sp tp2", "dp2ep2 dp2", "zero3dp2 dp2", "dp2 tp2"])
+def test_layouts(pair, placing):
+    train, infer = placing.split()
+    settings = [*jobs.layout("train", train), *jobs.layout("infer", infer), "algorithm.beta=0.04"]
+    for role in ("train", "infer") if "ep" in train else ():
+        experts = ("num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=32", "norm_topk_prob=True")
+        settings += [f"{role}_yaml.model.model_config.{one}" for one in experts]
+        settings += [
+            f"{role}_yaml.model.model_config.{one}"
+            for one in ("head_dim=8", "model_type=qwen3_moe", "type=null", "qkv_has_bias=False")
+        ]
+    for rank in range(2):
+        names = compiled(pair, rank, *settings)
+        assert set(WHOLE) <= set(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [
+        (("lora.rank=4", "memory.swap=True"), []),
+        (("algorithm.advantage=gae",), ["train/scores", "train/loss", *UPDATE]),
+        (("algorithm.advantage=remax",), GENERATE),
+        (("algorithm.updates_per_iteration=2",), ["train/scores"]),
+        (("rollout.weights=int8",), []),
+    ],
+)
+def test_settings_with_other_graphs(pair, settings, more):
+    assert sorted(compiled(pair, 0, "algorithm.beta=0.04", *settings)) == sorted([*WHOLE, *more])
+
+
+@pytest.mark.slow
+def test_ranks_that_train_and_ranks_that_generate(pair):
+    assert compiled(pair, 0, "trainer.placement=split", "algorithm.beta=0.04") == WHOLE[3:]
+    assert compiled(pair, 1, "trainer.placement=split", "algorithm.beta=0.04") == GENERATE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("freeze", "tower"), [("[]", []), ("[vision, merger]", ["tower/rows"])])
+def test_a_model_that_sees(seeing, freeze, tower):
+    layouts = (*jobs.layout("train", "tp2"), *jobs.layout("infer", "dp2"), "algorithm.beta=0.04")
+    names = compiled(seeing, 1, *layouts, f"train.freeze={freeze}", "--image_tokens", "12")
+    assert sorted(set(names)) == sorted([*WHOLE, *tower])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [("algorithm.beta=0.04",), ("algorithm.advantage=gae",)])
+def test_graphs_and_shapes_are_those_of_a_job(tmp_path, monkeypatch, settings):
+    """Of a step whose answers are as long as they may be."""
+    task = jobs.make_task(tmp_path)
+    found: set[tuple] = set()
+    call = Graph.__call__
+
+    def noted(self, *inputs):
+        found.add((self.name, self.constants, tuple((one.shape, str(one.dtype)) for one in inputs)))
+        return call(self, *inputs)
+
+    monkeypatch.setattr(Graph, "__call__", noted)
+    longest = "rollout.min_new_tokens=16"
+    trained = task.train(tmp_path / "run", longest, *settings, enable_compile_cache=None)
+    assert jobs.call([*trained, "trainer.total_steps=1"]) == 0
+    of_job = {one for one in found if one[0] != "ceiling"}  # which the preflight measures, once in a process
+    found.clear()
+    given = task.train(tmp_path / "dry", longest, *settings, enable_compile_cache=None)
+    assert jobs.call(["dry-run", *given[1:]]) == 0
+    discards = {one for one in found if one[0] == "optimizer/discard"}  # of a job only after a failed update
+    assert found - discards == of_job
+    assert not (tmp_path / "dry").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("--ranks", "8"), "--ranks is 8, and .*train.yaml and .*infer.yaml ask for 1; give 1."),
+        (("--rank", "1"), "--rank is 1, and the job has the ranks 0 to 0; give one of them."),
+    ],
+)
+def test_a_mistake_is_one_sentence(pair, settings, message):
+    done = jobs.start(words(pair, *settings))
+    assert done.returncode == 2
+    assert re.match(f"mindrlhf dry-run: {message}", done.stderr.splitlines()[-1])
