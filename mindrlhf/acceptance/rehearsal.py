@@ -1,8 +1,8 @@
-"""Rehearsal of one rank of a training job: each graph is compiled and called once, without the other ranks.
+"""Rehearsal of one rank of a training job, without the other ranks.
 
-Parts, engines and graphs are those that a job builds, with weights of zeros. Nothing depends on what graphs compute,
-which is garbage where a device is simulated. Left out are held-out problems, the models of reward functions, and the
-longer calls of conversations with a partner.
+Each graph is compiled and called once. Parts, engines and graphs are those that a job builds, with weights of zeros.
+Nothing depends on what graphs compute, which is garbage where a device is simulated. Left out are held-out problems,
+the models of reward functions, and the longer calls of conversations with a partner.
 """
 
 import hashlib
@@ -83,7 +83,10 @@ def longest_prompts(work: Work, count: int) -> list[Prompt]:
 
 
 def blank_pictures(bound: Pictures, vision: VisionConfig, number: int) -> tuple:
-    """Make the pictures of a prompt, each as large as the largest: black, and of an identity of their own."""
+    """Make black pictures for a prompt, each as large as the largest.
+
+    number: of the prompt; pictures of different prompts are different ones.
+    """
     if not bound.count:
         return ()
     from mindrlhf.images.processor import Picture  # it imports Pillow, which text does not need

@@ -1,4 +1,4 @@
-"""`mindrlhf dry-run`: the graphs of one rank of a training job, without the others and without weights."""
+"""`mindrlhf dry-run`: the graphs of one rank, without the others and without weights."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compile a rank's graphs; prints a line for each, and everything as one JSON line."""
+    """Compile a rank's graphs; prints a line for each, and one of JSON."""
     if under_msrun():
         raise UserError("a dry run has one process for each rank, and no msrun; start it without.")
     flags = TrainFlags.of(args)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_stop_ids(work: Work, flags: TrainFlags) -> Sequence[int]:
-    """Collect the tokens that end a response: those of the model alone, if no tokenizer is named."""
+    """Collect the tokens that end a response; without a tokenizer, the model's alone."""
     policy = work.roles[POLICY.name]
     if flags.tokenizer_path or flags.vocab_path or policy.path:
         return stop_ids(open_tokenizer(flags, policy.path), policy.model)
@@ -71,7 +71,7 @@ def read_stop_ids(work: Work, flags: TrainFlags) -> Sequence[int]:
 
 
 def check_ranks(work: Work, rank: int, ranks: int | None) -> None:
-    """Raise UserError for a rank that the job does not have, or another number of ranks."""
+    """Raise UserError for a missing rank, or another number of ranks."""
     size = len(work.ranks)
     if ranks not in (None, size):
         raise UserError(f"--ranks is {ranks}, and {work.train.path} and {work.infer.path} ask for {size}; give {size}.")

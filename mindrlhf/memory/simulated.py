@@ -20,9 +20,9 @@ PEAK = re.compile(r"(Used|Actual) peak memory usage \((?:without|with) fragments
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peak bytes of MindSpore's memory pool: without the gaps between its pieces, and with them.
+    """Peak bytes of MindSpore's memory pool.
 
-    None of a rank whose log does not have them.
+    used: without the gaps between its pieces. actual: with them. None of a rank whose log does not have them.
     """
 
     used: int | None = None

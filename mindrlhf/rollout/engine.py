@@ -135,7 +135,7 @@ class Engine:
         return groups
 
     def rehearse(self, prompts: Sequence[Prompt], num_generations: int) -> None:
-        """Run each graph once for these prompts, whatever it computes."""
+        """Run each graph once for these prompts; see `Session.rehearse`."""
         session = self.session()
         for prompt in prompts:
             session.submit(Request(prompt, self.sampling, num_generations, self.seed, 0))

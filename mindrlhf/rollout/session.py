@@ -126,7 +126,10 @@ class Session:
                 self._decode(slots, operator, len(active) - len(slots))
 
     def rehearse(self) -> None:
-        """Run each graph once for the requests that wait, whatever it computes: no slot is filled."""
+        """Run each graph once for the submitted requests, without filling a slot.
+
+        Nothing depends on what graphs compute.
+        """
         first = self._queue[0]
         self._pool.fill(self._queue)
         self._pool.copy([(0, first)])

@@ -139,7 +139,7 @@ def open_engines(
     stop_ids: Sequence[int],
     decode_text: Callable[[Sequence[int]], str],
 ) -> tuple[Engine, Engine | None]:
-    """Open the engines of a rank's responses, and of greedy ones if the advantage needs them."""
+    """Open a rank's engines of sampled responses, and of greedy ones if needed."""
     greedy = config.rollout.model_copy(update={"temperature": 0.0})
     # No engine has more slots than a round has responses.
     responses = round_responses(config, generator.data_parallel.size)

@@ -34,16 +34,23 @@ class GradientBuffers(Protocol):
 
 
 class Stage(nn.Cell):
-    """Layers of a decoder: rows [rows, hidden] and side outputs (`Decoder.stage`)."""
+    """Layers of a decoder: rows [rows, hidden] and side outputs (`Decoder.stage`).
+
+    Rows are in the dtype of activations, and float32 between stages, for NumPy has no bfloat16. rounds: they differ.
+    """
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
         self.decoder = decoder
         self.is_first = decoder.is_first
+        self.dtype = decoder.dtype
+        self.rounds = decoder.dtype != "float32"
 
     def construct(self, x, inputs):
         if self.is_first:
             x = self.decoder.tokens(inputs)
+        elif self.rounds:
+            x = x.astype(self.dtype)
         return self.decoder.stage(inputs, x)
 
 
@@ -163,7 +170,7 @@ class StageForward(Graph):
 
     def construct(self, x, *arrays):
         rows, sides = self.stage(x, arrays)
-        return (rows, *sides)
+        return (rows.astype("float32") if self.stage.rounds else rows, *sides)
 
 
 class StageProduct(nn.Cell):
@@ -179,7 +186,7 @@ class StageProduct(nn.Cell):
 
     def construct(self, x, d_output, weight, *arrays):
         rows, sides = self.stage(x, arrays)
-        product = (rows * d_output).sum()
+        product = ((rows.astype("float32") if self.stage.rounds else rows) * d_output).sum()
         return product + self.terms(sides, weight) if self.terms.present else product
 
 

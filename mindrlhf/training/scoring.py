@@ -52,6 +52,6 @@ class Scorer:
         return scores
 
     def rehearse(self, groups: Sequence[SequenceGroup]) -> None:
-        """Run each graph once, on the first micro-batch of some groups, whatever it computes."""
+        """Run each graph once, on the groups' first micro-batch."""
         micro = self._scores.cut(groups, self._settings)[0]
         self._scores([pad(micro, groups, pictures=self._decoder.pictures, routing=self._scores.replayed)], lambda: None)

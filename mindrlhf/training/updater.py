@@ -140,7 +140,10 @@ class Updater:
         )
 
     def rehearse(self, groups: Sequence[SequenceGroup]) -> None:
-        """Run each graph of an update once, on the first micro-batch of some groups, whatever it computes."""
+        """Run each graph of an update once, on the groups' first micro-batch.
+
+        Nothing depends on what graphs compute.
+        """
         micro = self._gradients.cut(groups, self._settings, self._least_micro_batches)[0]
         fields = {name: self._filled(name, groups) for name in self.objective.fields}
         draw = (self._seed, self.optimizer.updates) if self._decoder.drops else None

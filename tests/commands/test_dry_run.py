@@ -4,7 +4,11 @@ import json
 import re
 
 import jobs
+import numpy as np
 import pytest
+from ascend_contracts import contracts
+from copying_memory import copying
+from mindspore import Tensor
 
 from mindrlhf.backend.compile.graph import Graph
 
@@ -142,6 +146,37 @@ def test_graphs_and_shapes_are_those_of_a_job(tmp_path, monkeypatch, settings):
     discards = {one for one in found if one[0] == "optimizer/discard"}  # of a job only after a failed update
     assert found - discards == of_job
     assert not (tmp_path / "dry").exists()
+
+
+def garbage(out):
+    """Tensors of the same kinds as a graph's, without a number that means anything."""
+    if isinstance(out, tuple):
+        return tuple(map(garbage, out))
+    values = np.empty_like(out.asnumpy())
+    values.fill(np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).min)
+    return Tensor(values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("train", "infer", "rank", "names"),
+    [
+        ("tp2pp2sp", "dp2tp2", 0, FIRST),
+        ("tp2pp2sp", "dp2tp2", 3, WHOLE),
+        ("zero3dp2", "dp2", 1, [*WHOLE, "train/forward", "train/backward"]),
+    ],
+)
+def test_with_ascends_operators_and_garbage_from_every_graph(pair, monkeypatch, capsys, train, infer, rank, names):
+    """As far as a CPU shows how a simulated device does: its operators and dtypes, and copies of its memory."""
+    call = Graph.__call__
+    monkeypatch.setattr(Graph, "__call__", lambda self, *inputs: garbage(call(self, *inputs)))
+    layouts = [*jobs.layout("train", train), *jobs.layout("infer", infer), "algorithm.beta=0.04"]
+    kinds = ("hidden_size=64", "compute_dtype=float16")
+    wider = [f"{role}_yaml.model.model_config.{kind}" for role in ("train", "infer") for kind in kinds]
+    with contracts(), copying():
+        assert jobs.call([*words(pair, *layouts, *wider), "--rank", str(rank)]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {graph["name"] for graph in figures["graphs"]} == set(names)
 
 
 @pytest.mark.parametrize(

@@ -91,14 +91,14 @@ class ReduceFromGroup(_OverGroup):
 
 
 class StackOverGroup(_OverGroup):
-    """Stack of every rank's float32 tensor, without a gradient: [...] -> [size, ...]."""
+    """Stack of every rank's tensor, in its dtype and without a gradient: [...] -> [size, ...]."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__(collectives, group)
         self.own = Tensor(np.eye(self.size, dtype=np.float32)[self.rank])
 
     def construct(self, x: Tensor) -> Tensor:
-        own = self.own.reshape((-1, *(1,) * x.ndim))
+        own = self.own.reshape((-1, *(1,) * x.ndim)).astype(x.dtype)
         return self.all_reduce(own * x.reshape((1, *x.shape)))
 
 

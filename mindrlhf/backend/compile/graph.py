@@ -113,7 +113,10 @@ def announced(announce: Callable[[int, int, float], None]) -> Iterator[None]:
 
 @contextmanager
 def timed(told: Callable[[str, float], None]) -> Iterator[None]:
-    """Call a function with the name and seconds of each graph that is compiled in the body."""
+    """Call a function after each graph that is compiled in the body.
+
+    told(name, seconds): of the graph; its first run is included.
+    """
     Graph.told = told
     try:
         yield

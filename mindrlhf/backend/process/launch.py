@@ -173,11 +173,11 @@ def launch(
 
 
 def launch_alone(device_target: str, rank: int, size: int, context: DeviceOptions | None = None) -> World:
-    """Prepare this process to compile as one rank of a job that has no other processes.
+    """Prepare this process to compile as one rank of a job, alone.
 
-    Its collectives are `comm.alone.AloneCollectives`. On a device with a library of collectives MindSpore only
-    simulates it, as MS_SIMULATION_LEVEL says (1 by default): the device need not be there, and graphs compute nothing.
-    Otherwise as `launch`.
+    The job's other processes are not there; its collectives are `comm.alone.AloneCollectives`. On a device with a
+    library of collectives MindSpore only simulates it, as MS_SIMULATION_LEVEL says (1 by default): the device need not
+    be there, and graphs compute nothing. Otherwise as `launch`.
     """
     device = find_device(device_target)
     os.environ.setdefault("GLOG_v", "3")
