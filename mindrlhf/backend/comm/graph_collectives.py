@@ -91,7 +91,7 @@ class ReduceFromGroup(_OverGroup):
 
 
 class StackOverGroup(_OverGroup):
-    """Stack of every rank's tensor, in its dtype and without a gradient: [...] -> [size, ...]."""
+    """Stack of every rank's tensor, without a gradient: [...] -> [size, ...]."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__(collectives, group)
