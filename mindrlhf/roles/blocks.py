@@ -149,9 +149,9 @@ def open_blocks(
 
 
 def keep_blocks(part: Partition, held: Parameters, make: MakeDecoder) -> tuple[KeptBlock, ...]:
-    """Open the blocks of a part that this rank keeps whole, each with its own decoder.
+    """Open the blocks of a part that this rank keeps whole.
 
-    held: its parameters.
+    Each has its own decoder. held: the part's parameters.
     """
     cut = cut_blocks(part)
     return tuple(KeptBlock(one, make(held, one.layers, i, len(cut))) for i, one in enumerate(cut))

@@ -137,7 +137,10 @@ class BlockGradients(Gradients):
 
 
 class LayerGradients(BlockGradients):
-    """Pass by blocks of one micro-batch after the other, as no weights are gathered; rows stay on the device."""
+    """Pass by blocks of one micro-batch after the other.
+
+    No weights are gathered. Rows stay on the device.
+    """
 
     between = staticmethod(lambda output: output)
 

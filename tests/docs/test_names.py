@@ -28,6 +28,8 @@ FLAGS_ELSEWHERE = {
         "--seed",
         "--out",
         "--steps",
+        "--split",
+        "--cut",
         "--processes",
         "--slow",
         "--dev",
