@@ -67,6 +67,10 @@ class StepResult:
     other_updates: Mapping[Role, list[Update]] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
 
+    def with_figures(self, figures: Mapping[str, float]) -> "StepResult":
+        """Add rank-independent values."""
+        return replace(self, figures={**self.figures, **figures})
+
 
 class StepReport(Report):
     """Report of the steps of a GRPO run, with their responses."""

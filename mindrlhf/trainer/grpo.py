@@ -48,7 +48,7 @@ class GRPOLoop:
             with run.timers(STEP):
                 experiences, figures = self.source.collect(step)
                 result = self.train(experiences, step, figures)
-                self.source.settle()
+                result = result.with_figures(self.source.settle())
                 self.reshard()
                 run.validate(self.validation, step)
             yield run.record(step, result, self.source.position)

@@ -1,5 +1,6 @@
 """Generation and scoring of responses, the input of a step."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ from mindrlhf.rollout.unfinished import continued, request_of
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses, slot_count
 from mindrlhf.types import Experience, Prompt, RolloutGroup, TokenValues
+
+Draw = Callable[[list[Prompt], int], list[Experience]]
+"""Drawing of a round: prompts of all ranks and the step -> their experiences, on all ranks."""
 
 
 class Rollouts:
@@ -197,6 +201,49 @@ class DrawnTogether:
     def _gathered(self, scored: list[Experience]) -> list[Experience]:
         self.between()
         return [one for part in self.collectives.all_gather_object(scored) for one in part]
+
+
+class DrawnApart:
+    """Drawing by some ranks, of which `tell` tells the others.
+
+    draw: None on the other ranks, for which a round is the next one that they were told. root: a rank that draws.
+    """
+
+    def __init__(self, draw: Draw | None, run: Run, root: int):
+        self._draw = draw
+        self._run = run
+        self._root = root
+        self._rounds: deque[list[Experience]] = deque()
+        self._awaited: list[Callable[[], None]] = []
+
+    def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
+        if self._draw is None:
+            return self._rounds.popleft()
+        self._rounds.append(self._draw(prompts, step))
+        return self._rounds[-1]
+
+    def follow(self, work: Callable[[], None]) -> None:
+        """Do work that draws rounds, on other ranks once they are told of them."""
+        if self._draw is None:
+            self._awaited.append(work)
+        else:
+            work()
+
+    def settle(self) -> None:
+        """Bring the rounds to all ranks, with the work that waits for them."""
+        self.tell()
+        awaited = self._awaited
+        self._awaited = []
+        for work in awaited:
+            work()
+
+    def tell(self) -> None:
+        """Bring the rounds since the last call to all ranks; they wait first."""
+        collectives = self._run.collectives
+        with self._run.timers("wait"):
+            collectives.barrier()
+        told = collectives.broadcast_object(self._rounds, self._root)
+        self._rounds = told if self._draw is None else deque()
 
 
 def with_tokens(groups: list[RolloutGroup], values: Sequence[TokenValues]) -> list[RolloutGroup]:

@@ -3,9 +3,9 @@
 The loop asks one source for the experiences of each step. Another schedule of generation is another class.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from mindrlhf.configs.grpo import GRPOSettings
@@ -24,11 +24,9 @@ from mindrlhf.run.checkpointer import Blob, Stateful
 from mindrlhf.run.run import Run
 from mindrlhf.run.training_data import Recorded, TrainingData
 from mindrlhf.trainer.dynamic_sampling import StepSampling
-from mindrlhf.trainer.rollouts import DrawnTogether, Rollouts
+from mindrlhf.trainer.rollouts import Draw, DrawnApart, DrawnTogether, Rollouts
 from mindrlhf.types import Experience, Prompt
 
-Draw = Callable[[list[Prompt], int], list[Experience]]
-"""Drawing of a round: prompts of all ranks and the step -> their experiences, on all ranks."""
 Share = Callable[[Sequence[Experience]], list[Experience]]
 
 
@@ -52,40 +50,11 @@ class Source(Protocol):
         first update would start from the weights that drew it.
         """
 
-    def settle(self) -> None:
-        """Take in what was drawn during a step's updates; the weights may change then."""
+    def settle(self) -> Mapping[str, float]:
+        """Take in what was drawn during a step's updates; returns metrics of it.
 
-
-class DrawnApart:
-    """Drawing by some ranks, of which `tell` tells the others.
-
-    draw: None on the other ranks, for which a round is the next one that they were told. root: a rank that draws.
-    """
-
-    def __init__(self, draw: Draw | None, run: Run, root: int):
-        self._draw = draw
-        self._run = run
-        self._root = root
-        self._rounds: deque[list[Experience]] = deque()
-
-    @property
-    def draws(self) -> bool:
-        """True on ranks that draw."""
-        return self._draw is not None
-
-    def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
-        if self._draw is None:
-            return self._rounds.popleft()
-        self._rounds.append(self._draw(prompts, step))
-        return self._rounds[-1]
-
-    def tell(self) -> None:
-        """Bring the rounds since the last call to all ranks; they wait first."""
-        collectives = self._run.collectives
-        with self._run.timers("wait"):
-            collectives.barrier()
-        told = collectives.broadcast_object(self._rounds, self._root)
-        self._rounds = deque() if self.draws else told
+        The weights may change then.
+        """
 
 
 @dataclass(frozen=True)
@@ -121,8 +90,9 @@ class FreshRollouts:
             sampling.add(self.draw(sampling.numbered(self.stream.next(prompts)), step))
         return sampling.take()
 
-    def settle(self) -> None:
-        """Do nothing: no rank draws during updates."""
+    def settle(self) -> Mapping[str, float]:
+        """Return no metrics: no rank draws during updates."""
+        return {}
 
 
 class DrawnBy:
@@ -173,8 +143,9 @@ class RolloutsAhead:
         self._draw(self._due(step), step)
         return self._taken(step)
 
-    def settle(self) -> None:
-        """Do nothing: no rank draws during updates."""
+    def settle(self) -> Mapping[str, float]:
+        """Return no metrics: no rank draws during updates."""
+        return {}
 
     def _due(self, step: int) -> Sequence[int]:
         """List the steps whose batches the weights of now draw."""
@@ -267,7 +238,6 @@ class SplitRollouts(RolloutsAhead):
     def __init__(self, fresh: FreshRollouts, drawn_by: DrawnBy, staleness: int, share: Share, rounds: DrawnApart):
         super().__init__(fresh, drawn_by, staleness, share)
         self._rounds = rounds
-        self._awaited: list[tuple[int, int]] = []  # step that a batch is for, step whose weights draw it
 
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Return the step's batch; ranks that generate draw ahead meanwhile."""
@@ -279,19 +249,14 @@ class SplitRollouts(RolloutsAhead):
         self._draw([number for number in due if number > step], step)
         return self._taken(step)
 
-    def settle(self) -> None:
+    def settle(self) -> Mapping[str, float]:
         """Bring what was drawn to all ranks."""
-        self._rounds.tell()
-        for number, step in self._awaited:
-            super()._draw([number], step)
-        self._awaited = []
+        self._rounds.settle()
+        return {}
 
     def _draw(self, numbers: Sequence[int], step: int) -> None:
         """Draw batches, or wait for them until ranks settle."""
-        if self._rounds.draws:
-            super()._draw(numbers, step)
-        else:
-            self._awaited += [(number, step) for number in numbers]
+        self._rounds.follow(partial(super()._draw, numbers, step))
 
 
 def _numbered(what: str, numbers: Sequence[int]) -> str:
@@ -321,8 +286,9 @@ class RecordedRollouts:
         experiences = dict(self.recorded)[step]
         return experiences, ages(experiences, step) if self.measures else {}
 
-    def settle(self) -> None:
-        """Do nothing: a record is complete."""
+    def settle(self) -> Mapping[str, float]:
+        """Return no metrics: a record is complete."""
+        return {}
 
 
 def counted_by(part: ModelPart | None) -> Share:

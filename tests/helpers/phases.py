@@ -258,9 +258,9 @@ def _patch(phase: _Noting) -> None:
     from mindrlhf.run.run import Run
     from mindrlhf.run.step_report import StepReport
     from mindrlhf.trainer.grpo import GRPOLoop
-    from mindrlhf.trainer.rollouts import Rollouts
+    from mindrlhf.trainer.rollouts import DrawnApart, Rollouts
     from mindrlhf.trainer.sft import SFTLoop
-    from mindrlhf.trainer.sources import DrawnApart, FreshRollouts, RolloutsInParts
+    from mindrlhf.trainer.sources import FreshRollouts, RolloutsInParts
 
     Run.steps = phase.follow(Run.steps)
     Run.export = phase("export", Run.export)

@@ -28,8 +28,8 @@ class OneBehind:
     def position(self) -> int:
         return self.fresh.position
 
-    def settle(self) -> None:
-        pass  # nothing is drawn during updates
+    def settle(self):
+        return {}  # nothing is drawn during updates
 
     def collect(self, step):
         for number in range(max(self.drawn, default=step), step + 2):
