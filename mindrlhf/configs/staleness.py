@@ -7,7 +7,6 @@ from typing import Any
 
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.placement import SPLIT
 from mindrlhf.errors import UserError
 
 # Settings for rollouts of another distribution than the policy's that is updated: rounded otherwise, or older.
@@ -49,13 +48,11 @@ def check_goes_on(config: GRPOSettings, given: str, otherwise: str = "") -> None
     given: what makes them. otherwise: another way out.
     """
     rollout = config.rollout
-    split = config.trainer.placement == SPLIT
     refused = {
         "dynamic_sampling.enabled": (config.dynamic_sampling.enabled, "an unfinished group has no spread yet", False),
         "rollout.environment": (rollout.environment, "conversations are drawn in one step", "null"),
         "rollout.tools": (rollout.tools, "conversations are drawn in one step", "[]"),
         "rollout.routing_replay": (rollout.records_routing, "each part of an answer has its own routing", "off"),
-        "trainer.placement": (split, "answers go on where the ranks train, too", "colocated"),
     }
     for key, (asked, reason, right) in refused.items():
         if asked:

@@ -102,19 +102,22 @@ class InParts:
         groups = [not_begun(prompt, self._settings, self._seed) for prompt in prompts]
         self._ahead.put(number, Batch([_unscored(group, step) for group in groups], {}, position, whole=False))
 
-    def draw(self, step: int, waiting: int, begin: Callable[[], None]) -> int:
-        """Draw a step's tokens; returns their number.
+    def share(self, waiting: int) -> int:
+        """Compute the most tokens that an answer gets of a step's quota.
 
-        waiting: number of answers that `begin` begins, if the quota has a token for each.
+        waiting: number of answers that the step begins, if the quota has a token for each.
         """
         quota = self._settings.tokens_per_step
-        answers = self.count(self._ahead.steps) + waiting
-        share = self._limit if quota is None else quota // max(answers, 1)
-        if share:
-            begin()
-        places = self._places(self._ahead.steps if share else [step])
+        return self._limit if quota is None else quota // max(self.count(self._ahead.steps) + waiting, 1)
+
+    def draw(self, limits: Mapping[int, int], step: int) -> int:
+        """Draw further tokens of unfinished answers; returns their number.
+
+        limits: step of a batch -> most tokens of each of its answers. step: of the weights that draw.
+        """
+        places = self._places([*limits])
         before = [self._group(place) for place in places]
-        given = [(n, group, self._limit if n == step else share) for (n, _), group in zip(places, before, strict=True)]
+        given = [(number, group, limits[number]) for (number, _), group in zip(places, before, strict=True)]
         after = self._further(given, step) if given else []
         self._put(dict(zip(places, after, strict=True)))
         return count_tokens(after) - count_tokens(before)

@@ -209,17 +209,29 @@ class DrawnApart:
     draw: None on the other ranks, for which a round is the next one that they were told. root: a rank that draws.
     """
 
-    def __init__(self, draw: Draw | None, run: Run, root: int):
+    def __init__(self, draw: DrawnTogether | None, run: Run, root: int):
         self._draw = draw
         self._run = run
         self._root = root
-        self._rounds: deque[list[Experience]] = deque()
+        self._rounds: deque[list] = deque()
         self._awaited: list[Callable[[], None]] = []
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
+        return self._round(lambda draw: draw(prompts, step))
+
+    def further(self, groups: Sequence[tuple[int, RolloutGroup, int]], step: int) -> list[RolloutGroup]:
+        """Draw further tokens of unfinished answers, as `Rollouts.further`."""
+        return self._round(lambda draw: draw.further(groups, step))
+
+    def scored(self, groups: Sequence[RolloutGroup], step: int) -> list[Experience]:
+        """Score a step's whole groups."""
+        return self._round(lambda draw: draw.scored(groups, step))
+
+    def _round(self, drawn: Callable[[DrawnTogether], list]) -> list:
+        """Make a round, or take the next one that was told."""
         if self._draw is None:
             return self._rounds.popleft()
-        self._rounds.append(self._draw(prompts, step))
+        self._rounds.append(drawn(self._draw))
         return self._rounds[-1]
 
     def follow(self, work: Callable[[], None]) -> None:

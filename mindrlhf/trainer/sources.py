@@ -179,29 +179,42 @@ class RolloutsInParts(RolloutsAhead):
         drawn_by: DrawnBy,
         staleness: int,
         share: Share,
-        drawn: DrawnTogether,
+        drawn: DrawnTogether | DrawnApart,
         config: GRPOSettings,
     ):
         super().__init__(fresh, drawn_by, staleness, share)
         self._config = config
         self._drawn = drawn
         self._parts = InParts(self._ahead, drawn.further, config.rollout, config.seed)
+        self._tokens = 0  # drawn in the step
 
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Draw the step's tokens; return its batch, scored."""
-        due = self._due(step)
-        own = [number for number in due if number == step]
-        later = [number for number in due if number > step]
-        self._begin(own, step)
-        waiting = len(later) * self._config.data.prompts_per_step * self._config.rollout.num_generations
-        tokens = self._parts.draw(step, waiting, lambda: self._begin(later, step))
+        self._draw_parts(self._limits(step), step)
         self._score(step)
-        experiences, figures = self._taken(step)
-        return experiences, {
-            **figures,
-            "sample/drawn_tokens": tokens,
-            "sample/unfinished": self._parts.count(self._ahead.steps),
-        }
+        return self._taken(step)
+
+    def settle(self) -> Mapping[str, float]:
+        """Return the numbers of drawn tokens and of answers that go on."""
+        figures = {"sample/drawn_tokens": self._tokens, "sample/unfinished": self._parts.count(self._ahead.steps)}
+        self._tokens = 0
+        return figures
+
+    def _limits(self, step: int) -> dict[int, int]:
+        """Begin the batches that are due; return the most tokens of each answer, by its batch's step."""
+        due = self._due(step)
+        later = [number for number in due if number > step]
+        self._begin([number for number in due if number == step], step)
+        answers = self._config.data.prompts_per_step * self._config.rollout.num_generations  # of a batch
+        share = self._parts.share(len(later) * answers)
+        if share:
+            self._begin(later, step)
+        limits = dict.fromkeys(self._ahead.steps if share else [], share)
+        return {**limits, step: self._config.rollout.max_new_tokens}
+
+    def _draw_parts(self, limits: Mapping[int, int], step: int) -> None:
+        """Draw and count the tokens of batches."""
+        self._tokens += self._parts.draw(limits, step)
 
     def _begin(self, numbers: Sequence[int], step: int) -> None:
         """Take the prompts of batches whose first tokens the weights of `step` draw."""
@@ -222,7 +235,8 @@ class RolloutsInParts(RolloutsAhead):
         )
         experiences, figures = sampling.take()
         self._ahead.put(step, Batch(experiences, figures, batch.position))
-        self._fresh.run.report.add_drawn([e for e in self._share(experiences) if e.policy_step < step])
+        own = self._share(experiences)
+        self._fresh.run.report.add_drawn([e for e in own if self.apart or e.policy_step < step])
 
 
 class SplitRollouts(RolloutsAhead):
@@ -257,6 +271,34 @@ class SplitRollouts(RolloutsAhead):
     def _draw(self, numbers: Sequence[int], step: int) -> None:
         """Draw batches, or wait for them until ranks settle."""
         self._rounds.follow(partial(super()._draw, numbers, step))
+
+
+class SplitInParts(RolloutsInParts):
+    """Rollouts drawn in parts by some ranks while others train.
+
+    The step's own batch is drawn to its end first, and the others' share of the quota during the updates, until
+    `settle`: the tokens and weights of ranks that do both.
+    """
+
+    apart = True
+    _drawn: DrawnApart
+
+    def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
+        """Return the step's batch, scored; ranks that generate draw the others' tokens meanwhile."""
+        later = self._limits(step)
+        own = {step: later.pop(step)}
+        self._drawn.follow(partial(self._draw_parts, own, step))
+        self._drawn.follow(partial(self._score, step))
+        self._drawn.settle()
+        self._fresh.run.checkpointer.between_phases()
+        taken = self._taken(step)
+        self._drawn.follow(partial(self._draw_parts, later, step))
+        return taken
+
+    def settle(self) -> Mapping[str, float]:
+        """Bring what was drawn to all ranks; return the numbers of all tokens of the step."""
+        self._drawn.settle()
+        return super().settle()
 
 
 def _numbered(what: str, numbers: Sequence[int]) -> str:
@@ -332,10 +374,13 @@ def open_source(
     ahead = (run.checkpoint and run.checkpoint.counters.get("ahead")) or {}
     if run.checkpoint and in_parts(ahead):
         check_goes_on(config, f"{run.checkpoint.folder}: holds unfinished answers")
+    goes_on = config.rollout.tokens_per_step or in_parts(ahead)
+    if rounds and goes_on:
+        return SplitInParts(fresh, drawn_by, staleness, counted_by(generator), rounds, config)
     if rounds:
         return SplitRollouts(fresh, drawn_by, staleness, counted_by(generator), rounds)
     # A run that goes on with a smaller staleness trains on what was drawn before.
-    if draw and (config.rollout.tokens_per_step or in_parts(ahead)):
+    if draw and goes_on:
         return RolloutsInParts(fresh, drawn_by, staleness, counted_by(parts.policy), draw, config)
     if not staleness and not ahead:
         return fresh

@@ -55,12 +55,12 @@ def token_of(step: int, prompt: int, key: int, place: int) -> int:
 class Steps:
     """Steps over batches of prompts 0, 1, ...; the last of a batch's prompts is its first one again."""
 
-    def __init__(self, tokens: int | None, total: int, at_once: int = 1000):
+    def __init__(self, tokens: int | None, total: int, at_once: int = 1000, apart: bool = False):
         self.settings = settings(tokens)
         self.ahead = BatchesAhead()
         self.given: list[tuple[int, int, int, int]] = []  # step, step that trains, most tokens of an answer, answers
         self.parts = InParts(self.ahead, self.further, self.settings, SEED)
-        self.total, self.at_once = total, at_once
+        self.total, self.at_once, self.apart = total, at_once, apart
 
     def further(self, groups, step: int) -> list[RolloutGroup]:
         self.given += [(step, number, more, len(unfinished(group, LIMIT))) for number, group, more in groups]
@@ -86,15 +86,25 @@ class Steps:
         due = range(first, min(step + STALENESS, self.total) + 1)
         self.begin([number for number in due if number == step], step)
         later = [number for number in due if number > step]
-        tokens = self.parts.draw(step, len(later) * PROMPTS * SAMPLES, lambda: self.begin(later, step))
+        share = self.parts.share(len(later) * PROMPTS * SAMPLES)
+        if share:
+            self.begin(later, step)
+        tokens = self.draw({**dict.fromkeys(self.ahead.steps if share else [], share), step: LIMIT}, step)
         groups = [one.group for one in self.ahead.take(step).experiences]
         assert not any(unfinished(group, LIMIT) for group in groups)
         return groups, tokens
 
+    def draw(self, limits: dict[int, int], step: int) -> int:
+        """As one call, or the step's own batch first, as ranks that generate apart do."""
+        if not self.apart:
+            return self.parts.draw(limits, step)
+        own = self.parts.draw({step: limits.pop(step)}, step)
+        return own + self.parts.draw(limits, step)
+
     def resumed(self) -> "Steps":
         """The same, from what a checkpoint holds."""
         state, content = self.ahead.state_dict(), self.ahead.encode(self.ahead.snapshot())
-        again = Steps(self.settings.tokens_per_step, self.total, self.at_once)
+        again = Steps(self.settings.tokens_per_step, self.total, self.at_once, self.apart)
         again.ahead.load_state_dict(state)
         again.ahead.decode(content)
         assert in_parts(state) == bool(self.ahead.steps)
@@ -111,9 +121,9 @@ def rows(groups: list[RolloutGroup]) -> list[tuple]:
     return found
 
 
-def run(tokens: int | None, total: int = 12, at_once: int = 1000, kill: bool = False):
+def run(tokens: int | None, total: int = 12, at_once: int = 1000, kill: bool = False, apart: bool = False):
     """Every step's answers, and the drawn tokens of each step."""
-    steps, answers, drawn = Steps(tokens, total, at_once), [], []
+    steps, answers, drawn = Steps(tokens, total, at_once, apart), [], []
     for step in range(1, total + 1):
         groups, count = steps.step(step)
         answers.append(rows(groups))
@@ -179,6 +189,12 @@ def test_no_quota_draws_all_ahead_and_a_small_one_nothing():
 @pytest.mark.parametrize("at_once", [1, 2, 5])
 def test_slots_do_not_matter(at_once):
     assert run(90, at_once=at_once)[:2] == run(90)[:2]
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 90, 400, None])
+def test_a_steps_own_answers_may_be_drawn_first(tokens):
+    """As by ranks that generate while others train: shares are of what was unfinished before."""
+    assert run(tokens, apart=True)[:2] == run(tokens)[:2]
 
 
 @pytest.mark.parametrize("tokens", [60, 90, None])

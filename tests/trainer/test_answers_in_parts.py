@@ -3,11 +3,13 @@
 import random
 
 import jobs
+import killed_ranks
 import numpy as np
 import phases
 import pytest
 import reference_model
 from safetensors.numpy import load_file
+from split_runs import divided
 
 from mindrlhf.checkpoint.hf_tensors import split
 from mindrlhf.configs.model_yaml import load_model_yaml
@@ -47,12 +49,30 @@ def versions(run: jobs.Run) -> list[tuple[int, list[list[int]]]]:
     return found
 
 
+def measured(run: jobs.Run) -> list[dict[str, float]]:
+    """What is measured, without what differs between placements: the numbers of tokens do not."""
+    placed = ("reshard/", "swap/", "trainer/", "generator/")
+    return [{name: row[name] for name in row if not name.startswith(placed)} for row in run.kept_metrics]
+
+
 def assert_same(run: jobs.Run, other: jobs.Run) -> None:
     assert run.responses == other.responses
     assert versions(run) == versions(other)
-    np.testing.assert_equal(run.kept_metrics, other.kept_metrics)
+    np.testing.assert_equal(measured(run), measured(other))
     name = "ckpt/hf/model.safetensors"
     assert (run.folder / name).read_bytes() == (other.folder / name).read_bytes()
+
+
+def apart(task, folder, trainers: int, generators: int, *settings: str, **flags) -> jobs.Run:
+    """A finished run, every step saved, of ranks that train and ranks that generate."""
+    command = argv(task, folder, *IN_PARTS, "trainer.save_freq=1", *settings, **divided(trainers, generators), **flags)
+    jobs.train_apart(command, trainers + generators, timeout=400)
+    return jobs.Run(folder)
+
+
+def ahead(run: jobs.Run) -> list[bytes]:
+    """What checkpoints hold of answers that no step has trained on."""
+    return [(run.folder / f"ckpt/step_{step:06}/ahead").read_bytes() for step in range(1, STEPS + 1)]
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +115,19 @@ def test_metrics_tell_how_old_tokens_are(whole):
     assert sum(row["sample/drawn_tokens"] for row in rows) == sum(len(one[3]) for one in whole.responses)
 
 
+@pytest.mark.msrun
+def test_ranks_apart_draw_the_same_parts(task, whole, tmp_path):
+    """The trainer has the shares of later batches at the end of a step; a checkpoint has them too."""
+    run = apart(task, tmp_path / "run", 1, 1)
+    assert_same(run, whole)
+    assert ahead(run) == ahead(whole)
+
+
 REFUSED = {
     "trainer.staleness=0": "it limits what is drawn ahead of the step that trains on it",
     "dynamic_sampling.enabled=True": "dynamic_sampling.enabled is True, where an unfinished group has no spread yet",
     "rollout.tools=[python]": "rollout.tools is .*, where conversations are drawn in one step",
     "rollout.routing_replay=rollout": "rollout.routing_replay is rollout, where each part",
-    "trainer.placement=split": "trainer.placement is split, where answers go on where the ranks train",
 }
 
 
@@ -197,3 +224,87 @@ def test_two_ranks_draw_the_same_parts(task, whole, tmp_path):
     assert two.responses == whole.responses
     for name in ("actor/loss", "actor/grad_norm", "sample/stale_tokens", "sample/drawn_tokens"):
         np.testing.assert_allclose(two.column(name), whole.column(name), rtol=1e-4, atol=1e-7, err_msg=name)
+
+
+# --- ranks that train and ranks that generate ---
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("setting", ["rollout.max_slots=3", "memory.swap=True"])
+def test_ranks_apart_with_other_settings(task, whole, tmp_path, setting):
+    run = apart(task, tmp_path / "apart", 1, 1, setting)
+    assert_same(run, train(task, tmp_path / "one", *IN_PARTS, setting))
+    assert versions(run) == versions(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("layout", ["dp2", "dp4"])
+def test_generators_of_other_numbers_draw_the_same_parts(task, whole, tmp_path, layout):
+    """Whichever rank has an answer, its tokens are the same."""
+    run = apart(task, tmp_path / "run", 1, int(layout[-1]), *jobs.layout("infer", layout))
+    assert_same(run, whole)
+    assert ahead(run) == ahead(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize(("training", "generation"), [("dp2", "dp2"), ("tp2", "tp2")])
+def test_two_trainers_and_two_generators_draw_the_parts_of_two_ranks(task, tmp_path, training, generation):
+    layouts = (*jobs.layout("train", training), *jobs.layout("infer", generation))
+    run = apart(task, tmp_path / "split", 2, 2, *layouts)
+    jobs.train_apart(argv(task, tmp_path / "two", *IN_PARTS, *layouts), 2, timeout=400)
+    assert_same(run, jobs.Run(tmp_path / "two"))
+
+
+# Each goes on from where the one before was killed; (1, 0) does both on one rank.
+DIVISIONS = {
+    "apart first": ((1, 1), (1, 2), (1, 0), (1, 1)),
+    "together first": ((1, 0), (1, 1), (1, 2), (1, 0)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_killed_and_resumed_on_other_divisions(task, whole, tmp_path, name):
+    """A checkpoint holds unfinished answers, whoever drew them."""
+    rng = random.Random(f"in parts {name}")
+    for step, (trainers, generators) in enumerate(DIVISIONS[name], 2):
+        flags = divided(trainers, generators) if generators else {}
+        command = argv(task, tmp_path / "run", *IN_PARTS, "trainer.save_freq=1", resume_training="auto", **flags)
+        ranks = trainers + generators
+        if step <= STEPS:
+            hold = killed_ranks.Hold(0, rng.choice(("update", "save", "report")), step, phases.calls_into(rng))
+            print(ranks, hold, flush=True)
+            killed_ranks.kill_all(command, tmp_path / f"killed_{step}", ranks, hold)
+    jobs.train_apart(command, ranks if ranks > 1 else 0, timeout=400)
+    run = jobs.Run(tmp_path / "run")
+    assert_same(run, whole)
+    assert ahead(run) == ahead(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("phase", ["generate", "score", "hand over", "reshard"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_side_is_killed(task, whole, tmp_path, phase, victim):
+    """While the generator is in a phase of its own, or both meet."""
+    command = argv(task, tmp_path / "run", *IN_PARTS, "trainer.save_freq=1", resume_training="auto", **divided(1, 1))
+    hold = killed_ranks.Hold(1, phase, 3, phases.calls_into(random.Random(f"{phase} {victim}")))
+    killed_ranks.kill_one(command, tmp_path / "killed", victim, hold)
+    jobs.train_apart(command, 2, timeout=400)
+    assert_same(jobs.Run(tmp_path / "run"), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_ranks_apart_without_parts_go_on_with_what_is_unfinished(task, whole, tmp_path):
+    """As one process does that goes on without a quota."""
+    two = f"{whole.folder}/ckpt/step_000002"
+    settings = ("trainer.staleness=1", "rollout.tokens_per_step=null")
+    run, other = tmp_path / "apart", tmp_path / "one"
+    jobs.train_apart(argv(task, run, *settings, resume_training=two, **divided(1, 1)), 2, timeout=400)
+    phases.to_the_end(argv(task, other, *settings, resume_training=two), tmp_path / "phases")
+    assert_same(jobs.Run(run), jobs.Run(other))
