@@ -50,8 +50,7 @@ def check_goes_on(config: GRPOSettings, given: str, otherwise: str = "") -> None
     rollout = config.rollout
     refused = {
         "dynamic_sampling.enabled": (config.dynamic_sampling.enabled, "an unfinished group has no spread yet", False),
-        "rollout.environment": (rollout.environment, "conversations are drawn in one step", "null"),
-        "rollout.tools": (rollout.tools, "conversations are drawn in one step", "[]"),
+        "rollout.environment": (rollout.environment, "an environment's state ends with its step", "null"),
         "rollout.routing_replay": (rollout.records_routing, "each part of an answer has its own routing", "off"),
     }
     for key, (asked, reason, right) in refused.items():

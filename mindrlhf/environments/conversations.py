@@ -12,7 +12,7 @@ from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.pool import EnvironmentPool, Key, Outcome
 from mindrlhf.environments.processes import CallResult
 from mindrlhf.errors import UserError
-from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply
+from mindrlhf.rollout.partner import Begun, EnvironmentRewards, Opening, Reply
 from mindrlhf.types import Prompt, TokenValues
 
 NO_IDS = np.zeros(0, np.int32)
@@ -86,6 +86,19 @@ class Conversations:
         contexts = [ids for _, own in opened for ids in own]
         self.statistics.tokens["user"] += sum(map(len, contexts))
         return [prompt for prompt, _ in opened], [Reply(row, ids) for row, ids in enumerate(contexts)]
+
+    def resume(self, begun: Sequence[Begun]) -> None:
+        """Go on with conversations whose tools have no state; their counts are those of further turns."""
+        self._end()
+        self._ready.clear()
+        (name,) = self._pool.raw
+        for row, one in enumerate(begun):
+            key = (self._seed, one.step, one.prompt.id, one.prompt.occurrence, one.sample)
+            self._conversations[key] = _Conversation(row, raw=False, ends=[end - 1 for end in one.ends])
+            self._pool.reset(key, name, {}, answered=len(one.ends))
+        self._rows = list(self._conversations.items())
+        self.statistics = ConversationCounts(conversations=len(begun))
+        self._answered()
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn: the move in an environment, or calls of tools."""

@@ -109,12 +109,12 @@ class EnvironmentPool(AbstractContextManager):
         self.raw = {name: raw for name, (raw, _) in self._server.greeting.items()}
         self.schemas = {name: schemas for name, (_, schemas) in self._server.greeting.items()}
 
-    def reset(self, key: Key, name: str, row: Mapping[str, str]) -> None:
+    def reset(self, key: Key, name: str, row: Mapping[str, str], answered: int = 0) -> None:
         """Begin a conversation; the answer is the environment's first text, or None.
 
-        name: of the environment. row: the data's fields.
+        name: of the environment. row: the data's fields. answered: requests of an earlier part of it, without a state.
         """
-        self._conversations[key] = _Conversation(key, name, stateful=name in self._stateful)
+        self._conversations[key] = _Conversation(key, name, stateful=name in self._stateful, requests=answered)
         self._request(key, "reset", [(row,)] if name in self._stateful else [])
 
     def call(self, key: Key, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:

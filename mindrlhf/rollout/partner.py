@@ -34,6 +34,20 @@ class Reply:
 Opening = tuple[Sequence[Prompt], Sequence[Reply]]
 
 
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """Conversation that goes on.
+
+    sample, step: of its response, as `Partner.begin` has them. ends: lengths of the response up to the end of each turn
+    that has a reply.
+    """
+
+    prompt: Prompt
+    sample: int
+    step: int
+    ends: Sequence[int]
+
+
 class Partner(Protocol):
     """Partner of the conversations of a `generate` call.
 
@@ -53,6 +67,9 @@ class Partner(Protocol):
         The end of a prompt may move to that context. There is one reply for each row, in row order, often without a
         token; none has `over` set.
         """
+
+    def resume(self, begun: Sequence[Begun]) -> None:
+        """Go on with conversations, of which each is a row; nothing is appended before their turns."""
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn that ended by a stop token or string; returns at once.
@@ -81,6 +98,10 @@ class SharedPartner:
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         return self._share(self._partner and self._partner.begin(prompts, num_generations, step))
+
+    def resume(self, begun: Sequence[Begun]) -> None:
+        if self._partner:
+            self._partner.resume(begun)
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         if self._partner:

@@ -19,9 +19,10 @@ class Request:
     index. partner: answers the turns of the responses, which are its rows from `row` on; openings: by response, ids
     that it puts before the first turn. listen: called after each drawn token.
     begun: by response, ids that it already has; their keys and values are computed again, and drawing goes on behind
-    them. limits: by response, tokens at which it ends, those included; by default `sampling.max_new_tokens`. keys: by
-    response, its index among all that are drawn for the prompt in a step; by default they are the next ones. whole: if
-    these may be a part of a group, its size: prompts are then prefilled in one shape, whatever their number.
+    them. firsts: by response, the first token of its present turn. limits: by response, tokens at which it ends, those
+    included; by default `sampling.max_new_tokens`, which alone cuts a partner's reply. keys: by response, its index
+    among all that are drawn for the prompt in a step; by default they are the next ones. whole: if these may be a part
+    of a group, its size: prompts are then prefilled in one shape, whatever their number.
     """
 
     prompt: Prompt
@@ -34,6 +35,7 @@ class Request:
     openings: Sequence[np.ndarray] = ()
     listen: Listener | None = None
     begun: Sequence[np.ndarray] = ()
+    firsts: Sequence[int] = ()
     limits: Sequence[int] = ()
     keys: Sequence[int] = ()
     whole: int = 0

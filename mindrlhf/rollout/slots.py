@@ -22,8 +22,9 @@ class Slots:
     stop strings. listens: those whose request has a listener. leader: the slot with the response's prompt. token,
     position: the last token, and its place. prefix: positions of the prompt without its last token. shift: rotary
     position minus place of the response's tokens (`types.Prompt.position_shift`).
-    length, most, least: tokens of the response so far, and their limits. first: the first token of the current turn.
-    tokens, context: ids of the response, and ids that are not drawn (-1: drawn). numbers: random numbers of the tokens.
+    length, most, least: tokens of the response so far, and their limits; room: the most with a partner's reply. first:
+    the first token of the current turn. tokens, context: ids of the response, and ids that are not drawn (-1: drawn).
+    numbers: random numbers of the tokens.
     behaviour, policy: their log-probs. rules: see `sampling.rule_of`. reason: of the response's end. seen: 1 at the
     tokens that a slot already contains; [1, 1] as long as no request penalises repetitions.
     """
@@ -37,7 +38,7 @@ class Slots:
         self.used, self.operator, self.waiting, self.says, self.listens = (np.zeros(count, bool) for _ in range(5))
         self.token, self.position, self.prefix, self.leader = (np.zeros(count, np.int32) for _ in range(4))
         self.shift = np.zeros(count, np.int32)
-        self.length, self.most, self.least, self.first = (np.zeros(count, np.int32) for _ in range(4))
+        self.length, self.most, self.room, self.least, self.first = (np.zeros(count, np.int32) for _ in range(5))
         self.tokens, self.context = (np.full((count, limit), fill, np.int32) for fill in (0, -1))
         self.numbers, self.behaviour, self.policy = (np.zeros((count, limit), np.float32) for _ in range(3))
         self.rules = np.repeat(rule_of(SamplingSettings(), vocabulary)[:, None], count, 1)
@@ -80,6 +81,7 @@ class Slots:
         self.position[slots] = self.prefix[slots] = [len(one.prompt.token_ids) - 1 for one in requests]
         self.shift[slots] = [one.prompt.position_shift for one in requests]
         self.most[slots] = [work.request.limit(sample) for _, work, sample in chosen]
+        self.room[slots] = [one.sampling.max_new_tokens for one in requests]
         self.least[slots] = [one.sampling.min_new_tokens for one in requests]
         self.rules[:, slots] = np.stack([rule_of(one.sampling, self._vocabulary) for one in requests], 1)
         self.length[slots] = self.first[slots] = 0
@@ -94,6 +96,8 @@ class Slots:
                 self.first[slot] = len(opening)
             if work.request.begun:
                 self.context[slot, : work.request.known(sample)] = work.request.begun[sample]
+            if work.request.firsts:
+                self.first[slot] = work.request.firsts[sample]
             if self.penalises:
                 self.seen[slot] = 0.0
                 self.seen[slot, work.request.prompt.token_ids] = 1.0
@@ -101,15 +105,16 @@ class Slots:
     def append(self, slot: int, ids: np.ndarray, over: bool) -> bool:
         """Append a reply to a response; returns True if this ends it."""
         length = self.length[slot]
-        most = self.most[slot]
-        taken = ids[: most - length]
+        taken = ids[: self.room[slot] - length]
         end = length + len(taken)
         self.context[slot, length:end] = taken
         self.first[slot] = end
         self.waiting[slot] = False
-        cut = len(taken) < len(ids) or (not over and end == most)
+        cut = len(taken) < len(ids) or (not over and end >= self.most[slot])
         if over or cut:
             self.tokens[slot, length:end] = taken
+            # Tokens that were drawn behind a stop string have left theirs.
+            self.behaviour[slot, length:end] = self.policy[slot, length:end] = 0.0
             self.length[slot] = end
         if cut:
             self.reason[slot] = "length"

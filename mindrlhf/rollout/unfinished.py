@@ -7,11 +7,13 @@ other weights, and a cache of every answer in flight would take memory that slot
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
 from mindrlhf.configs.grpo import RolloutSettings
 from mindrlhf.records.batches_ahead import Batch, BatchesAhead
+from mindrlhf.rollout.partner import Begun, Partner
 from mindrlhf.rollout.request import Request
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
@@ -33,10 +35,44 @@ def unfinished(group: RolloutGroup, limit: int) -> list[int]:
     return [i for i, one in answers if one.finish_reason == "length" and len(one.response_ids) < limit]
 
 
-def request_of(group: RolloutGroup, settings: RolloutSettings, seed: int, step: int, more: int) -> Request:
+def requests_of(
+    groups: Sequence[tuple[int, RolloutGroup, int]],
+    settings: RolloutSettings,
+    seed: int,
+    partner: Partner | None = None,
+) -> list[Request]:
+    """Make requests for further tokens of unfinished answers; a partner goes on with their conversations.
+
+    groups: each with the step that keys its random numbers, and the most further tokens of an answer.
+    """
+    begun = [
+        [
+            Begun(group.prompt, place, step, turn_ends(group.rollouts[place]))
+            for place in unfinished(group, settings.max_new_tokens)
+        ]
+        for step, group, _ in groups
+    ]
+    if partner:
+        partner.resume([one for own in begun for one in own])
+    rows = accumulate(map(len, begun), initial=0)
+    return [
+        request_of(group, settings, seed, step, more, partner, row)
+        for (step, group, more), row in zip(groups, rows, strict=False)
+    ]
+
+
+def request_of(
+    group: RolloutGroup,
+    settings: RolloutSettings,
+    seed: int,
+    step: int,
+    more: int,
+    partner: Partner | None = None,
+    row: int = 0,
+) -> Request:
     """Make the request for up to `more` tokens of each unfinished answer.
 
-    seed, step: key the random numbers, together with the answers' places in the group.
+    seed, step: key the random numbers, together with the answers' places in the group. partner, row: see `Request`.
     """
     places = unfinished(group, settings.max_new_tokens)
     begun = [group.rollouts[place].response_ids for place in places]
@@ -47,7 +83,10 @@ def request_of(group: RolloutGroup, settings: RolloutSettings, seed: int, step: 
         len(places),
         seed,
         step,
+        partner,
+        row,
         begun=begun,
+        firsts=[turn_first(group.rollouts[place]) for place in places],
         limits=[min(settings.max_new_tokens, len(ids) + more) for ids in begun],
         keys=[first + place for place in places],
         whole=len(group.rollouts),
@@ -69,12 +108,24 @@ def _joined(answer: Rollout, part: Rollout, step: int) -> Rollout:
     """Join an answer with a part that repeats its tokens first."""
     known = len(answer.response_ids)
     more = len(part.response_ids) - known
-    names = ("behaviour_log_probs", "policy_log_probs")
-    before = {name: answer.row(name) if known else np.zeros(0, np.float32) for name in names}
-    tokens = {name: np.concatenate([before[name], part.row(name)[known:]]) for name in names}
-    tokens["sampled"] = np.ones(known + more, bool)
+    names = ("sampled", "behaviour_log_probs", "policy_log_probs")
+    tokens = {name: part.row(name) for name in names}
+    if known:
+        tokens = {name: np.concatenate([answer.row(name), array[known:]]) for name, array in tokens.items()}
     tokens["policy_steps"] = np.concatenate([answer.row("policy_steps"), np.full(more, step, np.int32)])
     return replace(answer, response_ids=part.response_ids, finish_reason=part.finish_reason, tokens=tokens)
+
+
+def turn_ends(answer: Rollout) -> list[int]:
+    """List the answer's lengths up to the ends of turns that have a reply, which has tokens."""
+    drawn = answer.sampled.astype(np.int8)
+    return (np.flatnonzero(np.diff(drawn) < 0) + 1).tolist()
+
+
+def turn_first(answer: Rollout) -> int:
+    """Return the first token of the turn that goes on, or of the next one behind a reply."""
+    replies = np.flatnonzero(~answer.sampled)
+    return int(replies[-1]) + 1 if len(replies) else 0
 
 
 class InParts:
@@ -151,5 +202,5 @@ def _unscored(group: RolloutGroup, step: int) -> Experience:
 
 
 def count_tokens(groups: Sequence[RolloutGroup]) -> int:
-    """Count the tokens of all answers so far."""
-    return sum(len(rollout.response_ids) for group in groups for rollout in group.rollouts)
+    """Count the tokens of all answers that were drawn so far."""
+    return sum(int(rollout.sampled.sum()) for group in groups for rollout in group.rollouts)

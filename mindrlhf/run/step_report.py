@@ -124,14 +124,17 @@ class StepReport(Report):
         """Count the generation of experiences of later steps, each on one rank."""
         self._drawn += [group_lengths(e) for e in experiences]
 
-    def add_conversations(self, statistics: Any, groups: Sequence[RolloutGroup]) -> None:
-        """Add statistics of conversations, and their turns.
+    def add_conversations(self, statistics: Any) -> None:
+        """Add statistics of conversations.
 
         statistics: None without any, or where another rank has them.
         """
         if statistics:
             add_conversations(self._metrics, **vars(statistics))
-            add_turns(self._metrics, groups)
+
+    def add_turns(self, groups: Sequence[RolloutGroup]) -> None:
+        """Add the turns of conversations."""
+        add_turns(self._metrics, groups)
 
     def add_reshard(self, done: ReshardStatistics) -> None:
         """Add resharded bytes of all ranks, and bytes received per second of rank time."""

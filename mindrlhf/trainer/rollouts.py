@@ -20,7 +20,7 @@ from mindrlhf.rewards.samples import reward_samples
 from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import EnvironmentRewards, Partner
-from mindrlhf.rollout.unfinished import continued, request_of
+from mindrlhf.rollout.unfinished import continued, requests_of
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses, slot_count
 from mindrlhf.types import Experience, Prompt, RolloutGroup, TokenValues
@@ -76,12 +76,24 @@ class Rollouts:
         tokens of an answer. step: of the weights that draw.
         """
         settings = self._settings
-        requests = [request_of(group, settings, self._seed, number, more) for number, group, more in groups]
         with self._generating() as progress:
+            requests = requests_of(groups, settings, self._seed, self._partner)
             drawn = self._engine.answer(requests, progress)
         self._run.report.add_generation(self._engine.statistics)
+        self._run.report.add_conversations(self._partner and self._partner.statistics)
         pairs = zip((group for _, group, _ in groups), drawn, strict=True)
         return [continued(*pair, settings.max_new_tokens, step) for pair in pairs] if self._rewards else None
+
+    def whole(self, groups: list[RolloutGroup], step: int) -> list[Experience]:
+        """Score groups that were drawn in parts, whose environments give no rewards."""
+        self._add_turns(groups)
+        answers = sum(len(group.rollouts) for group in groups)
+        return self.score(groups, [None] * answers if self._partner else (), step)
+
+    def _add_turns(self, groups: Sequence[RolloutGroup]) -> None:
+        """Count the turns of whole conversations, on the rank of their partner."""
+        if self._partner and self._partner.statistics:
+            self._run.report.add_turns(groups)
 
     def _generate(
         self, engine: Engine, prompts: list[Prompt], samples: int, step: int
@@ -92,7 +104,8 @@ class Rollouts:
             own = self._partner.rewards() if self._partner else ()
             groups = with_tokens(groups, self._partner.tokens if self._partner else ())
         self._run.report.add_generation(engine.statistics)
-        self._run.report.add_conversations(self._partner and self._partner.statistics, groups)
+        self._run.report.add_conversations(self._partner and self._partner.statistics)
+        self._add_turns(groups)
         return groups, own
 
     @contextmanager
@@ -196,7 +209,7 @@ class DrawnTogether:
 
     def scored(self, groups: Sequence[RolloutGroup], step: int) -> list[Experience]:
         """Score a step's whole groups."""
-        return self._gathered(self.rollouts.score(self.data_parallel.share(groups), (), step))
+        return self._gathered(self.rollouts.whole(self.data_parallel.share(groups), step))
 
     def _gathered(self, scored: list[Experience]) -> list[Experience]:
         self.between()

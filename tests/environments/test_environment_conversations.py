@@ -13,6 +13,7 @@ from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.conversations import Conversations
 from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.errors import UserError
+from mindrlhf.rollout.partner import Begun
 from mindrlhf.types import Prompt
 
 
@@ -222,6 +223,37 @@ def test_the_speed_of_tools_changes_nothing(hostile, template, tokenizer):
             partner = partner_of(pool, template, tokenizer)
             found.append(talk(partner, template, tokenizer, prompts({}, {}), 4, policy))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_conversations_go_on_with_tools(hostile, template, tokenizer, after):
+    """With the random numbers of their next requests, up to the most turns of the whole conversation."""
+    turn = [*tokenizer.encode(call("draw")), template.end_id]
+
+    def said(partner, turns):
+        """What two conversations hear in further turns."""
+        heard = []
+        for _ in range(turns):
+            for row in range(2):
+                partner.submit(row, turn, 9)
+            replies = []
+            while len(replies) < 2:
+                replies += partner.collect(True)
+            heard.append({reply.row: (tokenizer.decode(reply.token_ids), reply.over) for reply in replies})
+        return heard
+
+    (prompt,) = prompts({})
+    with EnvironmentPool({"": ""}, [f"{hostile}:draw"]) as pool:
+        partner = partner_of(pool, template, tokenizer, max_turns=5)
+        partner.begin([prompt], 2, 3)
+        whole = said(partner, 5)
+        assert [one[1] for one in whole[-1].values()] == [True, True]
+        assert len({text for heard in whole for text, over in heard.values() if not over}) == 8
+        partner.begin([prompt], 1, 4)  # others in between
+        partner.resume([Begun(prompt, sample, 3, [9] * after) for sample in range(2)])
+        assert said(partner, 5 - after) == whole[after:]
+        statistics = partner.statistics
+        assert (statistics.conversations, statistics.turns, statistics.calls) == (2, 2 * (5 - after), 2 * (5 - after))
 
 
 def test_a_call_that_was_broken_off_is_forgotten(hostile, template, tokenizer):

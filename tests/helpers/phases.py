@@ -264,8 +264,8 @@ def _patch(phase: _Noting) -> None:
 
     Run.steps = phase.follow(Run.steps)
     Run.export = phase("export", Run.export)
-    for source in (FreshRollouts, RolloutsInParts):
-        source.collect = phase("generate", source.collect)
+    FreshRollouts.collect = phase("generate", FreshRollouts.collect)
+    RolloutsInParts._draw_parts = phase("generate", RolloutsInParts._draw_parts)
     Rollouts.score = phase("score", Rollouts.score)
     DrawnApart.tell = phase("hand over", DrawnApart.tell)
     GRPOLoop.update = phase("update", GRPOLoop.update)

@@ -126,7 +126,7 @@ def test_ranks_apart_draw_the_same_parts(task, whole, tmp_path):
 REFUSED = {
     "trainer.staleness=0": "it limits what is drawn ahead of the step that trains on it",
     "dynamic_sampling.enabled=True": "dynamic_sampling.enabled is True, where an unfinished group has no spread yet",
-    "rollout.tools=[python]": "rollout.tools is .*, where conversations are drawn in one step",
+    "rollout.environment=wordle": "rollout.environment is wordle, where an environment's state ends with its step",
     "rollout.routing_replay=rollout": "rollout.routing_replay is rollout, where each part",
 }
 
