@@ -7,15 +7,11 @@ import killed_ranks
 import numpy as np
 import phases
 import pytest
-import reference_model
-from safetensors.numpy import load_file
 from split_runs import divided
+from versioned_tokens import assert_drawn_by_their_weights
 
-from mindrlhf.checkpoint.hf_tensors import split
-from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
-from mindrlhf.models.parameters import parameter_table
 from mindrlhf.trainer.check import read_settings
 
 STEPS, NEW, SAMPLES = 4, 8, 2
@@ -82,25 +78,7 @@ def whole(task, tmp_path_factory) -> jobs.Run:
 
 def test_every_token_has_the_probability_of_the_weights_of_its_step(task, whole):
     """Of all tokens before it too: against float64, with the weights that checkpoints hold."""
-    config = load_model_yaml(task.folder / "train.yaml").architecture().model_copy(update={"num_layers": 1})
-    folders = {step + 1: whole.folder / f"ckpt/step_{step:06}/rank_0" for step in range(1, STEPS)}
-    arrays = {step: load_file(folder / "model.safetensors") for step, folder in folders.items()}
-    table = parameter_table(config)
-    weights = {step: dict(one for spec in table for one in split(spec, arrays[step][spec.name])) for step in arrays}
-    checked = 0
-    for _, experiences in whole.rollouts:
-        for e in experiences:
-            for rollout in e.group.rollouts:
-                ids = np.concatenate([e.group.prompt.token_ids, rollout.response_ids])
-                steps = rollout.row("policy_steps")
-                for version in {*steps} - {1}:
-                    logits = reference_model.logits(config, weights[version], ids[:-1])[-len(steps) :]
-                    log_probs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-                    own = steps == version
-                    expected = log_probs[np.arange(len(steps)), rollout.response_ids][own]
-                    np.testing.assert_allclose(rollout.row("policy_log_probs")[own], expected, atol=2e-4)
-                    checked += own.sum()
-    assert checked > 50
+    assert assert_drawn_by_their_weights(task, whole, STEPS) > 50
 
 
 def test_metrics_tell_how_old_tokens_are(whole):

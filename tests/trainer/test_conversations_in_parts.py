@@ -7,6 +7,7 @@ import numpy as np
 import phases
 import pytest
 from split_runs import divided
+from versioned_tokens import assert_drawn_by_their_weights
 
 STEPS, NEW, QUOTA = 4, 48, 240
 TALK = '''
@@ -119,6 +120,11 @@ def test_conversations_go_on_across_steps(whole):
     drawn = sum(int(one.sampled.sum()) for answers in rollouts(whole) for one in answers)
     assert sum(row["sample/drawn_tokens"] for row in whole.metrics) == drawn
     assert whole.metrics[0]["sample/unfinished"] > 0 == whole.metrics[-1]["sample/unfinished"]
+
+
+def test_every_token_has_the_probability_of_the_weights_of_its_step(task, whole):
+    """Behind the tools' answers too."""
+    assert assert_drawn_by_their_weights(task, whole, STEPS) > 50
 
 
 @pytest.mark.msrun
