@@ -88,7 +88,10 @@ class Conversations:
         return [prompt for prompt, _ in opened], [Reply(row, ids) for row, ids in enumerate(contexts)]
 
     def resume(self, begun: Sequence[Begun]) -> None:
-        """Go on with conversations whose tools have no state; their counts are those of further turns."""
+        """Go on with conversations whose tools have no state.
+
+        Statistics count further turns alone.
+        """
         self._end()
         self._ready.clear()
         (name,) = self._pool.raw

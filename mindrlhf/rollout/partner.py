@@ -69,7 +69,10 @@ class Partner(Protocol):
         """
 
     def resume(self, begun: Sequence[Begun]) -> None:
-        """Go on with conversations, of which each is a row; nothing is appended before their turns."""
+        """Go on with conversations, in the order of their rows.
+
+        Nothing is appended before their turns.
+        """
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn that ended by a stop token or string; returns at once.

@@ -41,9 +41,10 @@ def requests_of(
     seed: int,
     partner: Partner | None = None,
 ) -> list[Request]:
-    """Make requests for further tokens of unfinished answers; a partner goes on with their conversations.
+    """Make requests for further tokens of unfinished answers.
 
-    groups: each with the step that keys its random numbers, and the most further tokens of an answer.
+    groups: each with the step that keys its random numbers, and the most further tokens of an answer. partner: goes on
+    with their conversations.
     """
     begun = [
         [
@@ -117,13 +118,16 @@ def _joined(answer: Rollout, part: Rollout, step: int) -> Rollout:
 
 
 def turn_ends(answer: Rollout) -> list[int]:
-    """List the answer's lengths up to the ends of turns that have a reply, which has tokens."""
+    """List the answer's lengths up to the ends of turns with a reply.
+
+    A reply has tokens.
+    """
     drawn = answer.sampled.astype(np.int8)
     return (np.flatnonzero(np.diff(drawn) < 0) + 1).tolist()
 
 
 def turn_first(answer: Rollout) -> int:
-    """Return the first token of the turn that goes on, or of the next one behind a reply."""
+    """Find the first token of the present turn, or of the next one behind a reply."""
     replies = np.flatnonzero(~answer.sampled)
     return int(replies[-1]) + 1 if len(replies) else 0
 

@@ -201,7 +201,7 @@ class RolloutsInParts(RolloutsAhead):
         return figures
 
     def _limits(self, step: int) -> dict[int, int]:
-        """Begin the batches that are due; return the most tokens of each answer, by its batch's step."""
+        """Begin the batches that are due; return tokens of an answer by batch."""
         due = self._due(step)
         later = [number for number in due if number > step]
         self._begin([number for number in due if number == step], step)
@@ -296,7 +296,7 @@ class SplitInParts(RolloutsInParts):
         return taken
 
     def settle(self) -> Mapping[str, float]:
-        """Bring what was drawn to all ranks; return the numbers of all tokens of the step."""
+        """Bring the drawn tokens to all ranks; return their number."""
         self._drawn.settle()
         return super().settle()
 
