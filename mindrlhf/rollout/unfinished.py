@@ -127,7 +127,7 @@ def turn_ends(answer: Rollout) -> list[int]:
 
 
 def turn_first(answer: Rollout) -> int:
-    """Find the first token of the present turn, or of the next one behind a reply."""
+    """Find the first token of the present turn; a reply ends one."""
     replies = np.flatnonzero(~answer.sampled)
     return int(replies[-1]) + 1 if len(replies) else 0
 
