@@ -167,6 +167,19 @@ def test_a_quota_that_no_batch_fills_is_the_staleness_itself(task, tmp_path):
 
 
 @pytest.mark.slow
+def test_greedy_conversations_are_held_whole_between_parts(task, whole, tmp_path):
+    """They end no conversation of a later batch."""
+    assert jobs.call(argv(task, tmp_path, *IN_PARTS, "algorithm.advantage=remax")) == 0
+    run = jobs.Run(tmp_path)
+    experiences = [e for _, step in run.rollouts for e in step]
+    assert all(np.isfinite([e.greedy_reward, *e.rewards]).all() for e in experiences)
+    first, expected = ([row for row in one.responses if row[0] == 1] for one in (run, whole))
+    assert first == expected
+    spans = [len({*one.row("policy_steps")}) for step in rollouts(run) for one in step if one.drawn_turns > 1]
+    assert max(spans) > 1
+
+
+@pytest.mark.slow
 @pytest.mark.msrun
 @pytest.mark.parametrize("layout", ["dp2", "tp2"])
 def test_two_ranks_hold_the_same_conversations(task, whole, tmp_path, layout):
