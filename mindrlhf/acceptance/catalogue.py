@@ -40,7 +40,7 @@ def all_checks(device: Device, level: Level, ranks: int) -> list[Check]:
         *memory_checks(),
         *layer_checks(dtypes),
         *model_checks(dtypes),
-        *oracle_checks(dtypes),
+        *oracle_checks(activations),
     ]
     for count in sorted({1, ranks}):
         checks += rank_checks(activations, count)

@@ -100,7 +100,10 @@ def check_oracle(dtype: str, trial: Trial) -> Iterator[Finding]:
 
 
 def oracle_checks(dtypes: Sequence[str]) -> Iterator[Check]:
-    """List the checks against MindFormers; none where it is not installed."""
+    """List the checks against MindFormers; none where it is not installed.
+
+    dtypes: of activations, because its model computes in one dtype.
+    """
     if find_spec(ORACLE):
         for dtype in dtypes:
             yield Check(f"{DEFAULT.name} beside MindFormers {dtype}", "model", partial(check_oracle, dtype))

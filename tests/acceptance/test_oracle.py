@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindrlhf.acceptance import oracle
+from mindrlhf.acceptance import catalogue, oracle
 from mindrlhf.acceptance.checks import Trial
 from mindrlhf.backend.devices import find_device
 from mindrlhf.backend.process.launch import launch
@@ -15,6 +15,14 @@ def trial(tmp_path, monkeypatch):
     pytest.importorskip("mindformers")
     launch("CPU")
     return Trial(find_device("CPU"), tmp_path)
+
+
+def test_it_is_asked_in_the_dtypes_of_activations(monkeypatch):
+    """A CPU with bfloat16 products has float32 between them, and MindFormers has no operators there for bfloat16."""
+    pytest.importorskip("mindformers")
+    monkeypatch.setattr(catalogue, "offered_dtypes", lambda device: list(device.product_dtypes))
+    names = [one.name for one in catalogue.all_checks(find_device("CPU"), "model", 2) if "MindFormers" in one.name]
+    assert names == ["qwen2 beside MindFormers float32"]
 
 
 def test_mindformers_agrees_with_float64_and_ours(trial):
