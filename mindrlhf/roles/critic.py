@@ -42,7 +42,8 @@ class Critic(RolePart):
             self.load(_reader(opening, self.yaml, part))
         objective = value_objective(self.settings.value_clip)
         optimizer = self.settings.optimizer
-        updater = self.open_updater(Values(self.decoder), objective, optimizer, config.train, config.memory.swap)
+        head = Values(self.decoder_for_updates())
+        updater = self.open_updater(head, objective, optimizer, config.train, config.memory.swap)
         self._updates = Updates(self.role.title, updater, self.data_parallel, "token-mean")
         self.scorer = Scorer(Values(self.decoder), config.train, self.pipeline)
 

@@ -179,6 +179,19 @@ def test_with_ascends_operators_and_garbage_from_every_graph(pair, monkeypatch, 
     assert {graph["name"] for graph in figures["graphs"]} == set(names)
 
 
+@pytest.mark.slow
+def test_a_critic_computes_its_layers_again_too(pair, capsys):
+    """The embedding and each layer but the last have a backward graph, in the policy and in the critic."""
+    kinds = ("hidden_size=64", "num_layers=2", "compute_dtype=float16")
+    wider = [f"{role}_yaml.model.model_config.{kind}" for role in ("train", "infer") for kind in kinds]
+    again = "train_yaml.recompute_config.recompute=True"
+    with contracts():
+        assert jobs.call(words(pair, "algorithm.advantage=gae", again, *wider)) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = [graph["name"] for graph in figures["graphs"]]
+    assert (names.count("train/backward"), names.count("train/loss")) == (4, 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
