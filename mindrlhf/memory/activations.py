@@ -38,10 +38,10 @@ class Stage:
 
     tp: tensor-parallel ranks. ep: ranks over which experts are spread. layers: of this pipeline stage. is_last: it has
     the head. sequence: rows outside of the parallel regions are split. itemsize: bytes of an activation's number.
-    fused: graphs have the kernels of `backend.native`. recompute: halves are recomputed from their inputs. drops:
-    adapters apply dropout to their inputs. rounds: fused operators round the factors of products into separate memory.
-    query, key, inner, vocabulary: this rank's widths of query heads, of key or value heads, of a feed-forward half, and
-    of the head (0 for a critic).
+    fused: graphs have the kernels of `backend.native`. recompute: halves are recomputed from their inputs.
+    in_blocks: composed layers are, each in graphs of its own. drops: adapters apply dropout to their inputs. rounds:
+    fused operators round the factors of products into separate memory. query, key, inner, vocabulary: this rank's
+    widths of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
     """
 
     model: ModelConfig
@@ -52,6 +52,7 @@ class Stage:
     itemsize: int
     fused: bool
     recompute: bool = False
+    in_blocks: bool = False
     drops: bool = False
     rounds: bool = False
     ep: int = 1
@@ -181,17 +182,17 @@ def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
     return chunk, stage.head(rows) - chunk + matrix + stage.outside(rows)
 
 
-def update_tables(stage: Stage, micro: MicroBatch, forward: bool = False) -> int:
+def update_tables(stage: Stage, micro: MicroBatch) -> int:
     """Compute bytes of the tables that composed kernels keep for norms and probabilities.
 
-    forward: layers also have forward graphs, with half as many.
+    Forward graphs of blocks keep half as many again.
     """
     if stage.fused:
         return 0
     seen = stage.probabilities(micro.response_rows, micro.prefix_size + micro.response_size)
     seen += stage.probabilities(micro.prompt_rows, micro.prefix_size)
     tables = TABLE * ((2 * stage.layers + 1) * stage.outside(micro.rows) + stage.layers * seen)
-    return tables * 3 // 2 if forward else tables
+    return tables * 3 // 2 if stage.in_blocks else tables
 
 
 def score_bytes(stage: Stage, micro: MicroBatch) -> int:

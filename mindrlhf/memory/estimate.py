@@ -316,6 +316,7 @@ class Work:
             itemsize=activations.ITEMSIZE[dtype],
             fused=fused,
             recompute=yaml.recomputes and fused,
+            in_blocks=yaml.recomputes and updates and not fused,
             drops=drops,
             rounds=products != dtype,
         )
@@ -372,7 +373,7 @@ def _peak(work: Work, rank: int, one: Pass) -> int:
         text = max(activations.generate_bytes(stage, engine) for engine in work.engines(phase, name))
     elif part.gathered:
         text = activations.block_bytes(stage, micros, len(part.layers), kind == "update")
-    elif kind == "update" and work.yaml(name).recomputes and not stage.fused:
+    elif stage.in_blocks:
         text = activations.block_bytes(stage, micros[:1], len(part.layers), True)
     elif kind == "score":
         text = activations.score_bytes(stage, micros[0])
@@ -391,8 +392,7 @@ def process_bytes(work: Work, rank: int) -> int:
         stage = work.stage(name, rank, kind == "update")
         micro = work.micro_batches(kind, name) if kind == "update" else ()
         graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[kind] * stage.layers
-        again = work.yaml(name).recomputes and not stage.fused
-        graphs += activations.update_tables(stage, micro[0], again) if micro else 0
+        graphs += activations.update_tables(stage, micro[0]) if micro else 0
         towers = work.towers(rank, one)
         graphs += sum(tower.graph_bytes(kind) for tower in towers)
         patches = max([patches, *(max(1, len(micro)) * tower.array_bytes for tower in towers)])

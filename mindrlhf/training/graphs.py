@@ -53,6 +53,10 @@ class Stage(nn.Cell):
             x = x.astype(self.dtype)
         return self.decoder.stage(inputs, x)
 
+    def sent(self, rows):
+        """Return rows as they are between stages."""
+        return rows.astype("float32") if self.rounds else rows
+
 
 class PolicyLogProbs(nn.Cell):
     """Head with outputs (log_probs, entropy).
@@ -170,7 +174,7 @@ class StageForward(Graph):
 
     def construct(self, x, *arrays):
         rows, sides = self.stage(x, arrays)
-        return (rows.astype("float32") if self.stage.rounds else rows, *sides)
+        return (self.stage.sent(rows), *sides)
 
 
 class StageProduct(nn.Cell):
@@ -186,7 +190,7 @@ class StageProduct(nn.Cell):
 
     def construct(self, x, d_output, weight, *arrays):
         rows, sides = self.stage(x, arrays)
-        product = ((rows.astype("float32") if self.stage.rounds else rows) * d_output).sum()
+        product = (self.stage.sent(rows) * d_output).sum()
         return product + self.terms(sides, weight) if self.terms.present else product
 
 
