@@ -1,4 +1,6 @@
-"""Tokens that weights of several steps drew, against the weights that checkpoints hold."""
+"""Runs whose tokens are drawn by weights of several steps: against the checkpoints' weights, and against each other."""
+
+from collections.abc import Callable
 
 import jobs
 import numpy as np
@@ -33,3 +35,21 @@ def assert_drawn_by_their_weights(task: jobs.Task, run: jobs.Run, steps: int) ->
             np.testing.assert_allclose(rollout.row("policy_log_probs")[own], expected, atol=2e-4)
             checked += int(own.sum())
     return checked
+
+
+# Metrics that differ between placements: the numbers of tokens do not.
+PLACED = ("reshard/", "swap/", "trainer/", "generator/", "tools/seconds")
+
+
+def measured(run: jobs.Run) -> list[dict[str, float]]:
+    """What is measured, wherever ranks are."""
+    return [{name: row[name] for name in row if not name.startswith(PLACED)} for row in run.kept_metrics]
+
+
+def assert_same(run: jobs.Run, other: jobs.Run, rows: Callable[[jobs.Run], list]) -> None:
+    """To the last bit: responses, rows of their tokens, metrics, weights."""
+    assert run.responses == other.responses
+    assert rows(run) == rows(other)
+    np.testing.assert_equal(measured(run), measured(other))
+    name = "ckpt/hf/model.safetensors"
+    assert (run.folder / name).read_bytes() == (other.folder / name).read_bytes()

@@ -1,12 +1,14 @@
 """Runs whose answers are drawn in parts: each token by the weights of its step, and nothing lost."""
 
 import random
+from functools import partial
 
 import jobs
 import killed_ranks
 import numpy as np
 import phases
 import pytest
+import versioned_tokens
 from split_runs import divided
 from versioned_tokens import assert_drawn_by_their_weights
 
@@ -45,18 +47,7 @@ def versions(run: jobs.Run) -> list[tuple[int, list[list[int]]]]:
     return found
 
 
-def measured(run: jobs.Run) -> list[dict[str, float]]:
-    """What is measured, without what differs between placements: the numbers of tokens do not."""
-    placed = ("reshard/", "swap/", "trainer/", "generator/")
-    return [{name: row[name] for name in row if not name.startswith(placed)} for row in run.kept_metrics]
-
-
-def assert_same(run: jobs.Run, other: jobs.Run) -> None:
-    assert run.responses == other.responses
-    assert versions(run) == versions(other)
-    np.testing.assert_equal(measured(run), measured(other))
-    name = "ckpt/hf/model.safetensors"
-    assert (run.folder / name).read_bytes() == (other.folder / name).read_bytes()
+assert_same = partial(versioned_tokens.assert_same, rows=versions)
 
 
 def apart(task, folder, trainers: int, generators: int, *settings: str, **flags) -> jobs.Run:

@@ -1,11 +1,13 @@
 """Runs whose conversations with tools go on across steps: transcript, mask and versions, and the same run anyhow."""
 
 import random
+from functools import partial
 
 import jobs
 import numpy as np
 import phases
 import pytest
+import versioned_tokens
 from split_runs import divided
 from versioned_tokens import assert_drawn_by_their_weights
 
@@ -56,7 +58,6 @@ SETTINGS = (
     *("trainer.progress=False", "trainer.loggers=[jsonl]", "rollout_correction.level=token", *jobs.ONE_LAYER),
 )
 IN_PARTS = ("trainer.staleness=2", f"rollout.tokens_per_step={QUOTA}")
-PLACED = ("reshard/", "swap/", "trainer/", "generator/", "tools/seconds")
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +83,7 @@ def rows(run: jobs.Run) -> list:
     return [[[one.row(name).tolist() for name in names] for one in step] for step in rollouts(run)]
 
 
-def measured(run: jobs.Run) -> list[dict[str, float]]:
-    return [{name: row[name] for name in row if not name.startswith(PLACED)} for row in run.kept_metrics]
-
-
-def assert_same(run: jobs.Run, other: jobs.Run) -> None:
-    assert run.responses == other.responses
-    assert rows(run) == rows(other)
-    np.testing.assert_equal(measured(run), measured(other))
-    name = "ckpt/hf/model.safetensors"
-    assert (run.folder / name).read_bytes() == (other.folder / name).read_bytes()
+assert_same = partial(versioned_tokens.assert_same, rows=rows)
 
 
 @pytest.fixture(scope="module")
