@@ -113,27 +113,86 @@ def test_a_killed_rank_is_started_again_and_resumed_to_the_last_bit(starter, tas
 
     killed = tmp_path / "killed"
     hold = task.folder / "hold"
-    saved = step_path(killed / "ckpt", 2)
-    hold.write_text(str(saved))
-    process, output = launched(starter, killed, "--retries", "1", *training(task, killed, layout))
-    wait_until((saved / MANIFEST_FILE).exists, process, output)
-    rank_of(process, output, 1).kill()
-    hold.unlink()
-    assert process.wait(PATIENCE_S) == 0, output.read_text()[-3000:]
+    hold.write_text(str(step_path(killed / "ckpt", 2)))
+    said = killed_and_started_again(starter, killed, training(task, killed, layout), after=2, hold=hold)
 
+    if "ray" in starter:
+        assert len(re.findall(r"^rank \d: process", said, re.MULTILINE)) == 4
+    logs = killed / "out" / "launch"
+    assert {path.name for path in (logs / "start_2").iterdir()} >= {"scheduler.log", "worker_0.log", "worker_1.log"}
+    assert_equal_runs(jobs.Run(whole), jobs.Run(killed), steps=4)
+
+
+def killed_and_started_again(
+    starter: list[str], folder: Path, words: Sequence[object], after: int, hold: Path | None = None
+) -> str:
+    """What the launcher said of a training whose rank 1 was killed when step `after` was saved, and that ended well.
+
+    hold: a file while which the run stays behind that step, where its reward function waits.
+    """
+    process, output = launched(starter, folder, "--retries", "1", *words)
+    wait_until((step_path(folder / "ckpt", after) / MANIFEST_FILE).exists, process, output)
+    rank_of(process, output, 1).kill()
+    if hold is not None:
+        hold.unlink()
+    assert process.wait(PATIENCE_S) == 0, output.read_text()[-3000:]
     said = output.read_text()
     assert "starting again from the last checkpoint (1 of 1)" in said
     if "ray" in starter:
         assert re.search(r"mindrlhf launch: worker 1 on \S+ was ended by SIGKILL: ", said)
-        assert len(re.findall(r"^rank \d: process", said, re.MULTILINE)) == 4
-    logs = killed / "out" / "launch"
-    assert {path.name for path in (logs / "start_2").iterdir()} >= {"scheduler.log", "worker_0.log", "worker_1.log"}
-    first, second = jobs.Run(whole), jobs.Run(killed)
+    return said
+
+
+def assert_equal_runs(first: jobs.Run, second: jobs.Run, steps: int) -> None:
     assert first.weights.keys() == second.weights.keys()
     for name, array in first.weights.items():
         np.testing.assert_array_equal(array, second.weights[name])
     assert without_waiting(first) == without_waiting(second)
-    assert [row["step"] for row in second.metrics] == [1, 2, 3, 4]
+    assert [row["step"] for row in second.metrics] == [*range(1, steps + 1)]
+
+
+@pytest.fixture(scope="module")
+def warm_start(root, tmp_path_factory) -> Path:
+    """What `bash scripts/quickstart.sh` writes before GRPO: problems, tokenizer and a fine-tuned model."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    command = ["bash", root / "scripts" / "quickstart.sh", "--steps", "1", "--out", folder]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_quick_start_on_two_workers_learns_as_if_none_had_been_killed(address, root, warm_start, tmp_path):
+    """Its own settings and 60 steps, with the batch split over two workers of a Ray cluster."""
+
+    def words(folder: Path) -> list[object]:
+        flags = {
+            "sft_path_infer": root / "model_configs/qwen_grpo/predict_qwen2_tiny.yaml",
+            "sft_path_train": root / "model_configs/qwen_grpo/finetune_qwen2_tiny.yaml",
+            "grpo_config": root / "examples/qwen_grpo_tutorial/quickstart_grpo.yaml",
+            "load_sft_checkpoint_infer": warm_start / "sft" / "hf",
+            "mind_dataset_dir": warm_start / "data" / "train.mindrecord",
+            "vocab_path": warm_start / "data" / "vocab.json",
+            "merges_file_path": warm_start / "data" / "merges.txt",
+            "save_ckpt_dir": folder / "ckpt",
+            "output_dir": folder,
+        }
+        given = [part for name, value in flags.items() for part in (f"--{name}", value)]
+        return ["train", *given, *TOGETHER, "trainer.save_freq=10"]
+
+    starter = ["--with", "ray", "--ray_address", address]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process, output = launched(starter, whole, *words(whole))
+    assert process.wait(PATIENCE_S) == 0, output.read_text()[-3000:]
+    killed_and_started_again(starter, killed, words(killed), after=20)
+
+    assert_equal_runs(jobs.Run(whole), jobs.Run(killed), steps=60)
+    command = [sys.executable, "-m", "mindrlhf", "eval", "--model", killed / "ckpt" / "hf", "--slots", "256"]
+    command += ["--data", warm_start / "data" / "test.mindrecord", "--max_new_tokens", "24"]
+    command += ["--output", tmp_path / "answers.jsonl"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(re.findall(r'"accuracy": ([0-9.]+)', done.stdout)[-1]) >= 0.85
 
 
 def test_a_users_mistake_is_not_tried_again(address, task, tmp_path):
