@@ -103,6 +103,12 @@ class Rollout:
         return replace(self, tokens={**self.tokens, **arrays})
 
     @property
+    def turn_first(self) -> int:
+        """Index of the first token of the present turn; a reply ends one."""
+        replies = np.flatnonzero(~self.sampled)
+        return int(replies[-1]) + 1 if len(replies) else 0
+
+    @property
     def drawn_turns(self) -> int:
         """Number of turns that the policy drew, one that the limit cut off included."""
         return int(np.count_nonzero(np.diff(self.sampled.astype(np.int8), prepend=0) > 0))

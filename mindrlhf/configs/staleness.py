@@ -39,24 +39,6 @@ def check_parts(config: GRPOSettings) -> None:
     if not config.trainer.staleness:
         found = "it limits what is drawn ahead of the step that trains on it, and trainer.staleness is 0"
         raise UserError(f"{given}; {found}; set trainer.staleness to 1 or more.")
-    check_goes_on(config, given, ", or leave rollout.tokens_per_step out")
-
-
-def check_goes_on(config: GRPOSettings, given: str, otherwise: str = "") -> None:
-    """Check that a run can go on with unfinished answers.
-
-    given: what makes them. otherwise: another way out.
-    """
-    rollout = config.rollout
-    refused = {
-        "dynamic_sampling.enabled": (config.dynamic_sampling.enabled, "an unfinished group has no spread yet", False),
-        "rollout.environment": (rollout.environment, "an environment's state ends with its step", "null"),
-        "rollout.routing_replay": (rollout.records_routing, "each part of an answer has its own routing", "off"),
-    }
-    for key, (asked, reason, right) in refused.items():
-        if asked:
-            found = f"{key} is {attrgetter(key)(config)}, where {reason}"
-            raise UserError(f"{given}, and {found}; set {key} to {right}{otherwise}.")
 
 
 def said_of_staleness(config: GRPOSettings) -> str:

@@ -145,14 +145,22 @@ class TurnTemplate:
         Returns the prompt to the end of that message, and for each text the ids that follow, up to the start of the
         model's answer. A prompt that ends otherwise stays unchanged, and the texts follow as messages.
         """
-        rendered = self._render(*([ASKED | {"content": ASKED["content"] + text}] for text in ("", *texts)))
-        asked = self._opening[: self._opening.rindex(ASKED["content"]) + len(ASKED["content"])]
-        ending, *more = (self._encode(_behind(asked, text)) for text in rendered)
+        ending, *more = self.endings(("", *texts))
         for at in range(len(prompt) - len(ending), 0, -1):
             if np.array_equal(prompt[at : at + len(ending)], ending):
                 return prompt[:at], [np.concatenate((ids, prompt[at + len(ending) :])) for ids in more]
         nothing = np.zeros(0, np.int32)
-        return prompt, [self.answers([{"role": "user", "content": text}], ()) if text else nothing for text in texts]
+        return prompt, [self.user_message(text) if text else nothing for text in texts]
+
+    def endings(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode texts as ends of user messages, up to the start of the model's answer."""
+        rendered = self._render(*([ASKED | {"content": ASKED["content"] + text}] for text in texts))
+        asked = self._opening[: self._opening.rindex(ASKED["content"]) + len(ASKED["content"])]
+        return [self._encode(_behind(asked, text)) for text in rendered]
+
+    def user_message(self, text: str) -> np.ndarray:
+        """Encode a user message behind a turn that has not ended, up to the start of the model's answer."""
+        return self.answers([{"role": "user", "content": text}], ())
 
     def conversation(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> Turns:
         """Encode a whole conversation as if it had been drawn.

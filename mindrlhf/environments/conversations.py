@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -12,11 +13,15 @@ from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.pool import EnvironmentPool, Key, Outcome
 from mindrlhf.environments.processes import CallResult
 from mindrlhf.errors import UserError
-from mindrlhf.rollout.partner import Begun, EnvironmentRewards, Opening, Reply
-from mindrlhf.types import Prompt, TokenValues
+from mindrlhf.rollout.partner import Begun, EnvironmentRewards, Opened, Opening, Reply
+from mindrlhf.types import Prompt, Rollout, TokenValues
 
 NO_IDS = np.zeros(0, np.int32)
 ENVIRONMENT = "environment"  # field of a row that names its environment, if there are several
+DIFFERS = (
+    "a conversation was played again to go on with it, and its environment answered otherwise than before, so that it "
+    "is unscored (conversation/lost); answers should depend on `seed`, the row and the turns alone"
+)
 
 
 @dataclass
@@ -68,40 +73,96 @@ class Conversations:
         self.stop_strings = template.tool_format.stop_strings
         self.statistics = ConversationCounts()
         self.tokens: list[TokenValues] = []
+        self._said = False  # that environments answer otherwise
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         """Begin the environments; their first texts are appended to the prompts' last messages."""
-        self._end()
-        self._ready.clear()
-        for prompt in prompts:
-            name = self._environment(prompt)
-            for sample in range(num_generations):
-                key = (self._seed, step, prompt.id, prompt.occurrence, sample)
-                self._conversations[key] = _Conversation(len(self._conversations), self._pool.raw[name])
-                self._pool.reset(key, name, {"seed": str(prompt.id), **prompt.fields})
-        self._rows = list(self._conversations.items())
-        self.statistics = ConversationCounts(conversations=len(self._conversations))
-        texts = np.array([self._first_text(outcome) for outcome in self._answered()], object)
-        opened = [self._opening(*pair) for pair in zip(prompts, texts.reshape(-1, num_generations), strict=True)]
-        contexts = [ids for _, own in opened for ids in own]
-        self.statistics.tokens["user"] += sum(map(len, contexts))
-        return [prompt for prompt, _ in opened], [Reply(row, ids) for row, ids in enumerate(contexts)]
+        new = [[not_begun(prompt, sample, step) for sample in range(num_generations)] for prompt in prompts]
+        opened = self._open([one for own in new for one in own])
+        replies = [Reply(row, ids) for row, (_, ids) in enumerate(opened)]
+        return [prompt for prompt, _ in opened[::num_generations]], replies
 
-    def resume(self, begun: Sequence[Begun]) -> None:
-        """Go on with conversations whose tools have no state.
+    def resume(self, begun: Sequence[Begun]) -> list[Opened]:
+        """Go on with conversations; those with an environment are played again up to where they are.
 
-        Statistics count further turns alone.
+        An environment is made anew, gets the turns of the transcript, and has to answer as it did: one that does not is
+        lost. Statistics count further turns alone.
         """
+        opened = self._open(begun)
+        turns = [one.turns if self._stateful(row) else [] for row, one in enumerate(begun)]
+        counts = self.statistics
+        self.statistics = ConversationCounts()
+        for turn in range(max(map(len, turns), default=0)):
+            due = [row for row, own in enumerate(turns) if turn < len(own)]
+            for row in due:
+                first, end = turns[row][turn]
+                self.submit(row, begun[row].answer.response_ids[first:end].tolist(), end)
+            replies = 0
+            while replies < len(due):
+                for reply in self.collect(wait=True):
+                    replies += 1
+                    if not _begins_with(reply.token_ids, begun[reply.row].reply_to(turn)):
+                        self._lose(reply.row, counts)
+        self.statistics = counts
+        return opened
+
+    def recall(self, begun: Sequence[Begun]) -> EnvironmentRewards:
+        """Return the environments' rewards of conversations that have ended, as `rewards`.
+
+        Statistics count environments that are lost now, and nothing else.
+        """
+        self.resume(begun)
+        self.statistics = ConversationCounts(lost=self.statistics.lost)
+        return self.rewards()
+
+    def _open(self, begun: Sequence[Begun]) -> list[Opened]:
+        """Begin environments; the first texts of those without a transcript are appended to the prompts."""
         self._end()
         self._ready.clear()
-        (name,) = self._pool.raw
         for row, one in enumerate(begun):
-            key = (self._seed, one.step, one.prompt.id, one.prompt.occurrence, one.sample)
-            self._conversations[key] = _Conversation(row, raw=False, ends=[end - 1 for end in one.ends])
-            self._pool.reset(key, name, {}, answered=len(one.ends))
+            prompt = one.prompt
+            name = self._environment(prompt)
+            key = (self._seed, one.step, prompt.id, prompt.occurrence, one.answer.sample_index)
+            stateful = name in self._pool.stateful
+            answered = [] if stateful else [end - 1 for _, end in one.turns]
+            self._conversations[key] = _Conversation(row, self._pool.raw[name], ends=answered, stateful=stateful)
+            self._pool.reset(key, name, {"seed": str(prompt.id), **prompt.fields}, answered=len(answered))
         self._rows = list(self._conversations.items())
         self.statistics = ConversationCounts(conversations=len(begun))
-        self._answered()
+        texts = [self._first_text(outcome) for outcome in self._answered()]
+        opened: list[Opened] = []
+        for _, rows in groupby(range(len(begun)), lambda row: (id(begun[row].prompt), begun[row].begun)):
+            own = list(rows)
+            first = begun[own[0]]
+            if first.begun:
+                self._check_first_texts([(row, begun[row].opening, texts[row]) for row in own])
+                opened += [(first.prompt, NO_IDS)] * len(own)
+            else:
+                prompt, contexts = self._opening(first.prompt, [texts[row] for row in own])
+                opened += [(prompt, ids) for ids in contexts]
+        self.statistics.tokens["user"] += sum(len(ids) for _, ids in opened)
+        return opened
+
+    def _stateful(self, row: int) -> bool:
+        return self._rows[row][1].stateful
+
+    def _check_first_texts(self, known: Sequence[tuple[int, np.ndarray, str]]) -> None:
+        """Lose environments that begin otherwise than in their transcripts: row, context there, text now."""
+        said = [one for one in known if one[2] or len(one[1])]
+        endings = self._template.endings([text for *_, text in said]) if said else ()
+        for (row, context, text), ending in zip(said, endings, strict=True):
+            same = _begins_with(context, ending) or _begins_with(ending, context)
+            if not (same or _begins_with(self._template.user_message(text), context)):
+                self._lose(row, self.statistics)
+
+    def _lose(self, row: int, counts: ConversationCounts) -> None:
+        """Lose an environment that answers otherwise than it did; said once."""
+        talk = self._rows[row][1]
+        if not talk.differs and not self._said:
+            self._said = True
+            print(DIFFERS, flush=True)
+        counts.lost += not talk.differs
+        talk.differs = talk.lost = True
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn: the move in an environment, or calls of tools."""
@@ -140,7 +201,7 @@ class Conversations:
             talk = self._conversations[outcome.key]
             answer = outcome.answers[0] if outcome.answers else CallResult()
             value, *turns = answer.value if isinstance(answer.value, list) else [answer.value]
-            fails = answer.failure or (isinstance(answer.value, list) and len(turns) != len(talk.ends))
+            fails = talk.differs or answer.failure or (isinstance(answer.value, list) and len(turns) != len(talk.ends))
             self._count(lost=bool(fails) and not talk.lost)
             rewards.append(np.nan if fails else None if value is None else math.fsum([value, *turns]))
             at_ends = {} if fails else dict(zip(talk.ends, turns, strict=False))
@@ -221,16 +282,18 @@ class _Conversation:
     """Conversation.
 
     ends, made: for each turn, the index of its last token in the response, and its number of readable calls. turn,
-    calls: the last turn, and its calls.
+    calls: the last turn, and its calls. differs: it was played again, and its environment answered otherwise.
     """
 
     row: int
     raw: bool
+    stateful: bool = False
     ends: list[int] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     turn: Sequence[int] = ()
     calls: Sequence[ToolCall] = ()
     lost: bool = False
+    differs: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +308,15 @@ class _Messages:
     texts: Sequence[str]
     turn: Sequence[int] = ()
     over: bool = False
+
+
+def not_begun(prompt: Prompt, sample: int, step: int) -> Begun:
+    """Make a conversation without a token."""
+    return Begun(prompt, Rollout(prompt.id, sample, NO_IDS, "length", 0, {}), step)
+
+
+def _begins_with(ids: np.ndarray, first: np.ndarray) -> bool:
+    return np.array_equal(ids[: len(first)], first)
 
 
 def _text(answers: Sequence[CallResult]) -> str | None:

@@ -62,7 +62,7 @@ class EnvironmentPool(AbstractContextManager):
     """Environments of all conversations; not thread-safe.
 
     A conversation has a key of integers, and at most one request under way. schemas, raw: by the environment's name,
-    the tools' schemas, and whether it answers turns by `reply`.
+    the tools' schemas, and whether it answers turns by `reply`. stateful: names of those that are not tools alone.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class EnvironmentPool(AbstractContextManager):
         self._environment = {"TMPDIR": self._files.name, SETTING: sandbox, MARK: uuid.uuid4().hex}
         self._workers = workers
         self._timeout_s = timeout_s
-        self._stateful = {name for name, place in environments.items() if place}
+        self.stateful = {name for name, place in environments.items() if place}
         self._numbers = count()
         self._conversations: dict[Key, _Conversation] = {}
         self._waiting: deque[_Conversation] = deque()
@@ -114,8 +114,8 @@ class EnvironmentPool(AbstractContextManager):
 
         name: of the environment. row: the data's fields. answered: requests of an earlier part of it, without a state.
         """
-        self._conversations[key] = _Conversation(key, name, stateful=name in self._stateful, requests=answered)
-        self._request(key, "reset", [(row,)] if name in self._stateful else [])
+        self._conversations[key] = _Conversation(key, name, stateful=name in self.stateful, requests=answered)
+        self._request(key, "reset", [(row,)] if name in self.stateful else [])
 
     def call(self, key: Key, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Call tools, (name, arguments) each, in their order."""

@@ -17,7 +17,7 @@ from mindrlhf.rollout.partner import Listener, Partner, begin
 from mindrlhf.rollout.request import Request, check_length, check_stop_strings
 from mindrlhf.rollout.session import Session
 from mindrlhf.shapes import cache_positions
-from mindrlhf.types import Prompt, RolloutGroup
+from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,17 @@ class Engine:
         steps, drafted, accepted = map(int, session.counts)
         self.statistics = Statistics(tokens=tokens, decode_steps=steps, drafted=drafted, accepted=accepted, **seconds)
         return groups
+
+    def ends_turn(self, answer: Rollout, partner: Partner) -> bool:
+        """Test if the last turn of a response has ended by itself, so that its partner was given it."""
+        if answer.finish_reason != "length":
+            return True
+        if not answer.sampled[-1]:
+            return False
+        turn = answer.response_ids[answer.turn_first :]
+        stops = (*self.sampling.stop_strings, *partner.stop_strings)
+        text = self.decode_text(turn.tolist()) if stops else ""
+        return bool(np.isin(turn[-1], self.graphs.stop_ids)) or any(stop in text for stop in stops)
 
     def rehearse(self, prompts: Sequence[Prompt], num_generations: int) -> None:
         """Run each graph once for these prompts; see `Session.rehearse`."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mindrlhf.types import Prompt, TokenValues
+from mindrlhf.types import Prompt, Rollout, TokenValues
 
 EnvironmentRewards = Sequence[float | None]
 """Reward of each row's environment; None if it gives none, NaN if it failed to give it; empty without environments."""
@@ -32,20 +32,46 @@ class Reply:
 
 
 Opening = tuple[Sequence[Prompt], Sequence[Reply]]
+Opened = tuple[Prompt, np.ndarray]
+"""Prompt of a conversation, and int32[n] to append to it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """Conversation that goes on.
+    """Conversation that goes on, or has ended.
 
-    sample, step: of its response, as `Partner.begin` has them. ends: lengths of the response up to the end of each turn
-    that has a reply.
+    answer: the response so far; without a token the conversation has not begun. step: as `Partner.begin` has it.
+    ended: its last turn ended by itself, so that the partner was given it even if nothing was said to it.
     """
 
     prompt: Prompt
-    sample: int
+    answer: Rollout
     step: int
-    ends: Sequence[int]
+    ended: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """True if the response has tokens."""
+        return len(self.answer.response_ids) > 0
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """First index in the response and end of each turn that the partner was given."""
+        edges = np.flatnonzero(np.diff(self.answer.sampled.astype(np.int8), prepend=0, append=0)).tolist()
+        drawn = list(zip(edges[::2], edges[1::2], strict=True))
+        unanswered = drawn and drawn[-1][1] == len(self.answer.response_ids) and not self.ended
+        return drawn[:-1] if unanswered else drawn
+
+    @property
+    def opening(self) -> np.ndarray:
+        """Context before the first turn, int32[n]."""
+        return self.answer.response_ids[: int(np.argmax(self.answer.sampled)) if len(self.answer.sampled) else 0]
+
+    def reply_to(self, turn: int) -> np.ndarray:
+        """Context behind one of the turns, int32[n]."""
+        _, begin = self.turns[turn]
+        after = self.answer.sampled[begin:]
+        return self.answer.response_ids[begin : begin + (int(np.argmax(after)) if after.any() else len(after))]
 
 
 class Partner(Protocol):
@@ -68,11 +94,14 @@ class Partner(Protocol):
         token; none has `over` set.
         """
 
-    def resume(self, begun: Sequence[Begun]) -> None:
-        """Go on with conversations, in the order of their rows.
+    def resume(self, begun: Sequence[Begun]) -> Sequence[Opened]:
+        """Go on with conversations, in the order of their rows, and begin those that have not begun.
 
-        Nothing is appended before their turns.
+        Returns for each its prompt and what is appended before its next turn: for one that has begun, nothing.
         """
+
+    def recall(self, begun: Sequence[Begun]) -> EnvironmentRewards:
+        """Return the environments' rewards of conversations that have ended, as `rewards`."""
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn that ended by a stop token or string; returns at once.
@@ -102,9 +131,12 @@ class SharedPartner:
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         return self._share(self._partner and self._partner.begin(prompts, num_generations, step))
 
-    def resume(self, begun: Sequence[Begun]) -> None:
-        if self._partner:
-            self._partner.resume(begun)
+    def resume(self, begun: Sequence[Begun]) -> Sequence[Opened]:
+        return self._share(self._partner and self._partner.resume(begun))
+
+    def recall(self, begun: Sequence[Begun]) -> EnvironmentRewards:
+        """End all conversations; the ranks without the partner get no rewards."""
+        return self._partner.recall(begun) if self._partner else ()
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         if self._partner:

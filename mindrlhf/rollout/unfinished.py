@@ -13,7 +13,7 @@ import numpy as np
 
 from mindrlhf.configs.grpo import RolloutSettings
 from mindrlhf.records.batches_ahead import Batch, BatchesAhead
-from mindrlhf.rollout.partner import Begun, Partner
+from mindrlhf.rollout.partner import Begun, Opened, Partner
 from mindrlhf.rollout.request import Request
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
@@ -44,22 +44,36 @@ def requests_of(
     """Make requests for further tokens of unfinished answers.
 
     groups: each with the step that keys its random numbers, and the most further tokens of an answer. partner: goes on
-    with their conversations.
+    with their conversations, and begins those without a token.
     """
-    begun = [
-        [
-            Begun(group.prompt, place, step, turn_ends(group.rollouts[place]))
-            for place in unfinished(group, settings.max_new_tokens)
-        ]
-        for step, group, _ in groups
+    limit = settings.max_new_tokens
+    going = [
+        [Begun(group.prompt, group.rollouts[i], step) for i in unfinished(group, limit)] for step, group, _ in groups
     ]
+    rows = list(accumulate(map(len, going), initial=0))
     if partner:
-        partner.resume([one for own in begun for one in own])
-    rows = accumulate(map(len, begun), initial=0)
+        opened = partner.resume([one for own in going for one in own])
+        parts = [opened[row : row + len(own)] for row, own in zip(rows, going, strict=False)]
+        groups = [
+            (step, _opened(group, own, limit), more) for (step, group, more), own in zip(groups, parts, strict=True)
+        ]
     return [
         request_of(group, settings, seed, step, more, partner, row)
         for (step, group, more), row in zip(groups, rows, strict=False)
     ]
+
+
+def _opened(group: RolloutGroup, opened: Sequence[Opened], limit: int) -> RolloutGroup:
+    """Put what a partner appends before the first turns into answers without a token.
+
+    limit: most tokens of an answer, of which one at least is drawn.
+    """
+    answers = list(group.rollouts)
+    for place, (_, ids) in zip(unfinished(group, limit), opened, strict=True):
+        if len(ids):
+            ids = ids[: limit - 1]
+            answers[place] = replace(answers[place], response_ids=ids, tokens={"sampled": np.zeros(len(ids), bool)})
+    return RolloutGroup(opened[0][0] if opened else group.prompt, tuple(answers))
 
 
 def request_of(
@@ -87,7 +101,7 @@ def request_of(
         partner,
         row,
         begun=begun,
-        firsts=[turn_first(group.rollouts[place]) for place in places],
+        firsts=[group.rollouts[place].turn_first for place in places],
         limits=[min(settings.max_new_tokens, len(ids) + more) for ids in begun],
         keys=[first + place for place in places],
         whole=len(group.rollouts),
@@ -97,12 +111,12 @@ def request_of(
 def continued(group: RolloutGroup, drawn: RolloutGroup, limit: int, step: int) -> RolloutGroup:
     """Add the drawn parts of the unfinished answers.
 
-    drawn: the answer to their request. step: of the weights that drew it.
+    drawn: the answer to their request, whose prompt may end earlier. step: of the weights that drew it.
     """
     answers = list(group.rollouts)
     for place, part in zip(unfinished(group, limit), drawn.rollouts, strict=True):
         answers[place] = _joined(answers[place], part, step)
-    return replace(group, rollouts=tuple(answers))
+    return RolloutGroup(drawn.prompt, tuple(answers))
 
 
 def _joined(answer: Rollout, part: Rollout, step: int) -> Rollout:
@@ -114,22 +128,22 @@ def _joined(answer: Rollout, part: Rollout, step: int) -> Rollout:
     if known:
         tokens = {name: np.concatenate([answer.row(name), array[known:]]) for name, array in tokens.items()}
     tokens["policy_steps"] = np.concatenate([answer.row("policy_steps"), np.full(more, step, np.int32)])
+    if "routing" in part.tokens:
+        tokens |= _joined_routing(answer, part)
     return replace(answer, response_ids=part.response_ids, finish_reason=part.finish_reason, tokens=tokens)
 
 
-def turn_ends(answer: Rollout) -> list[int]:
-    """List the answer's lengths up to the ends of turns with a reply.
+def _joined_routing(answer: Rollout, part: Rollout) -> dict[str, np.ndarray]:
+    """Join the routing of an answer with that of a part.
 
-    A reply has tokens.
+    A drawn token keeps the one that it was drawn with. What follows a part's last drawn token was not computed then,
+    and is by the next part.
     """
-    drawn = answer.sampled.astype(np.int8)
-    return (np.flatnonzero(np.diff(drawn) < 0) + 1).tolist()
-
-
-def turn_first(answer: Rollout) -> int:
-    """Find the first token of the present turn; a reply ends one."""
-    replies = np.flatnonzero(~answer.sampled)
-    return int(replies[-1]) + 1 if len(replies) else 0
+    if "routing" not in answer.tokens:
+        return {name: part.row(name) for name in ("routing", "prompt_routing")}
+    computed = int(np.flatnonzero(answer.sampled)[-1]) + 1
+    routing = np.concatenate([answer.row("routing")[:computed], part.row("routing")[computed:]])
+    return {"routing": routing, "prompt_routing": answer.row("prompt_routing")}
 
 
 class InParts:

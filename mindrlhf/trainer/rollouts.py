@@ -19,7 +19,7 @@ from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.samples import reward_samples
 from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.partner import EnvironmentRewards, Partner
+from mindrlhf.rollout.partner import Begun, EnvironmentRewards, Partner
 from mindrlhf.rollout.unfinished import continued, requests_of
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses, slot_count
@@ -32,14 +32,15 @@ Draw = Callable[[list[Prompt], int], list[Experience]]
 class Rollouts:
     """Generator of scored responses to this rank's prompts.
 
-    rewards: None on ranks that do not score: another rank of their replica does. partner: of conversations. If the
-    advantage needs it, the most probable response to each prompt is scored too.
+    rows: of the dataset. rewards: None on ranks that do not score: another rank of their replica does. partner: of
+    conversations. If the advantage needs it, the most probable response to each prompt is scored too.
     """
 
     def __init__(
         self,
         config: GRPOSettings,
         tokenizer: Tokenizer,
+        rows: Sequence[Prompt],
         longest_prompt: int,
         generator: Generator,
         rewards: RewardRunner | None,
@@ -53,6 +54,7 @@ class Rollouts:
         self._partner = partner
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         ends = stop_ids(tokenizer, generator.partition.model)
+        self._rows = {row.id: row for row in rows}
         self._engine, self._greedy = open_engines(config, generator, longest_prompt, ends, tokenizer.decode)
         run.residency.add(CACHE, caches(self._engine, self._greedy), zeros=True)
 
@@ -65,8 +67,12 @@ class Rollouts:
 
         own: rewards of the environments, as in `reward_samples`.
         """
-        prompts = [group.prompt for group in groups]
-        greedy, more = self._generate(self._greedy, prompts, 1, step) if self._greedy else ([], ())
+        greedy: list[RolloutGroup] = []
+        more: EnvironmentRewards = ()
+        if self._greedy:
+            # A group's own prompt may lack its end, which an environment's first text has moved.
+            prompts = [replace(self._rows[one.prompt.id], occurrence=one.prompt.occurrence) for one in groups]
+            greedy, more = self._generate(self._greedy, prompts, 1, step)
         return self._score(groups, greedy, [*own, *more], step) if self._rewards else []
 
     def further(self, groups: Sequence[tuple[int, RolloutGroup, int]], step: int) -> list[RolloutGroup] | None:
@@ -85,10 +91,20 @@ class Rollouts:
         return [continued(*pair, settings.max_new_tokens, step) for pair in pairs] if self._rewards else None
 
     def whole(self, groups: list[RolloutGroup], step: int) -> list[Experience]:
-        """Score groups that were drawn in parts, whose environments give no rewards."""
+        """Score groups that were drawn in parts."""
         self._add_turns(groups)
-        answers = sum(len(group.rollouts) for group in groups)
-        return self.score(groups, [None] * answers if self._partner else (), step)
+        own: EnvironmentRewards = ()
+        if partner := self._partner:
+            ended = [
+                Begun(group.prompt, one, step, self._engine.ends_turn(one, partner))
+                for group in groups
+                for one in group.rollouts
+            ]
+            with self._run.timers("gen"):
+                own = partner.recall(ended)
+            groups = with_tokens(groups, partner.tokens)
+            self._run.report.add_conversations(partner.statistics)
+        return self.score(groups, own, step)
 
     def _add_turns(self, groups: Sequence[RolloutGroup]) -> None:
         """Count the turns of whole conversations, on the rank of their partner."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.staleness import check_goes_on, said_of_staleness
+from mindrlhf.configs.staleness import said_of_staleness
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.job import Job
 from mindrlhf.metrics.ages import ages
@@ -19,7 +19,7 @@ from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.roles.parts import Parts
 from mindrlhf.rollout.partner import Partner
-from mindrlhf.rollout.unfinished import InParts
+from mindrlhf.rollout.unfinished import InParts, count_tokens
 from mindrlhf.run.checkpointer import Blob, Stateful
 from mindrlhf.run.run import Run
 from mindrlhf.run.training_data import Recorded, TrainingData
@@ -223,16 +223,24 @@ class RolloutsInParts(RolloutsAhead):
             self._parts.begin(number, prompts, step, self._fresh.position)
 
     def _score(self, step: int) -> None:
-        """Score the step's batch, unless a run without parts has drawn it."""
+        """Score the step's batch, unless a run without parts has drawn it.
+
+        Groups that dynamic sampling wants in place of some are drawn whole, with the weights of the step.
+        """
         batch = self._ahead[step]
         if batch.whole:
             return
         sampling = self._fresh.sampling
         scored = self._drawn.scored([one.group for one in batch.experiences], step)
         sampling.begin()
+        sampling.numbered([one.group.prompt for one in batch.experiences])
         sampling.add(
             [replace(one, policy_step=e.policy_step) for one, e in zip(scored, batch.experiences, strict=True)]
         )
+        while prompts := sampling.wanted():
+            drawn = self._fresh.draw(sampling.numbered(self._fresh.stream.next(prompts)), step)
+            self._tokens += count_tokens([one.group for one in drawn])
+            sampling.add(drawn)
         experiences, figures = sampling.take()
         self._ahead.put(step, Batch(experiences, figures, batch.position))
         own = self._share(experiences)
@@ -365,15 +373,14 @@ def open_source(
     generator = parts.get(GENERATOR.name)
     draw: DrawnTogether | None = None
     if generator:
-        generate = Rollouts(config, job.tokenizer, data.longest_prompt, generator, rewards, run, partner)
+        rows = data.stream.prompts
+        generate = Rollouts(config, job.tokenizer, rows, data.longest_prompt, generator, rewards, run, partner)
         between = (lambda: None) if job.splits else run.checkpointer.between_phases
         draw = DrawnTogether(generate, generator.data_parallel, generator.collectives, between)
     rounds = DrawnApart(draw, run, job.infer.ranks[0]) if job.splits else None
     drawn_by = DrawnBy(rounds or draw)
     fresh = FreshRollouts(run, data.stream, drawn_by, StepSampling(config, data.stream.pictured))
     ahead = (run.checkpoint and run.checkpoint.counters.get("ahead")) or {}
-    if run.checkpoint and in_parts(ahead):
-        check_goes_on(config, f"{run.checkpoint.folder}: holds unfinished answers")
     goes_on = config.rollout.tokens_per_step or in_parts(ahead)
     if rounds and goes_on:
         return SplitInParts(fresh, drawn_by, staleness, counted_by(generator), rounds, config)

@@ -110,16 +110,16 @@ class Task:
         return ["sft", *_flags(given | flags), *small, *settings]
 
 
-def make_task(folder: Path, vocab_size: int = 300, layers: int = 2) -> Task:
+def make_task(folder: Path, vocab_size: int = 300, layers: int = 2, template: str = "plain") -> Task:
     """64 one-step problems (`train.mindrecord`), 16 held out (`test.mindrecord`), a tokenizer of `vocab_size` ids.
 
-    layers: of the model; the graphs of one are compiled in two thirds of the time.
+    layers: of the model; the graphs of one are compiled in two thirds of the time. template: of the prompts.
     """
     sizes = f"--train_size 64 --test_size 16 --max_number 20 --two_step_share 0 --tokenizer_vocab_size {vocab_size}"
     assert cli.main(["synthesize", "--output_dir", str(folder), *sizes.split()]) == 0
     for name in ("train", "test"):
         files = ("--file_path", f"{folder}/{name}.jsonl", "--output_path", f"{folder}/{name}.mindrecord")
-        kind = ("--tokenizer_path", str(folder), "--dataset_type", "arithmetic", "--template", "plain")
+        kind = ("--tokenizer_path", str(folder), "--dataset_type", "arithmetic", "--template", template)
         assert cli.main(["data", *files, *kind]) == 0
     write_yamls(folder, vocab_size, layers)
     (folder / "reward.py").write_text(REWARD)

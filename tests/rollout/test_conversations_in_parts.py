@@ -3,39 +3,36 @@
 import numpy as np
 import pytest
 from engine_subject import SEED, STEP, STOP, TEMPERATURE, Subject, by_sample
-from scripted_partner import ScriptedPartner, answer
+from scripted_partner import ScriptedPartner, answer, first_words
 
 from mindrlhf.configs.grpo import RolloutSettings
-from mindrlhf.rollout.partner import Reply, SharedPartner
+from mindrlhf.rollout.partner import Begun, Reply, SharedPartner
 from mindrlhf.rollout.unfinished import (
     continued,
     count_tokens,
     not_begun,
     requests_of,
-    turn_ends,
-    turn_first,
     unfinished,
 )
-from mindrlhf.types import Rollout
+from mindrlhf.types import Prompt, Rollout
 
 LIMIT, SAMPLES, BUCKET, SLOTS = 40, 3, 16, 4
 SETTINGS = RolloutSettings(max_new_tokens=LIMIT, temperature=TEMPERATURE, num_generations=SAMPLES)
 
 
 class Speaker(ScriptedPartner):
-    """Like a chat template, it never says nothing; it keeps what it is told of conversations that go on."""
-
-    def begin(self, prompts, num_generations, step):
-        rows = range(len(prompts) * num_generations)
-        self.heard = {row: [] for row in rows}
-        return prompts, [Reply(row, np.zeros(0, np.int32)) for row in rows]
+    """Like a chat template, it never says nothing in reply; it keeps what it is told of conversations that go on."""
 
     def resume(self, begun):
         self.begun = list(begun)
+        words = [first_words(one.prompt.id, one.answer.sample_index) for one in begun]
+        return [
+            (one.prompt, np.array([] if one.begun else said, np.int32)) for one, said in zip(begun, words, strict=True)
+        ]
 
     def submit(self, row, turn, length):
         one = self.begun[row] if hasattr(self, "begun") else None
-        key = (one.prompt.id, one.sample) if one else row
+        key = (one.prompt.id, one.answer.sample_index) if one else row
         self.heard.setdefault(key, []).append((list(turn), length))
         ids, over = answer(turn, length)
         self._ready.append(Reply(row, np.array(ids or [7], np.int32), over))
@@ -100,7 +97,7 @@ def test_a_reply_is_never_cut_by_the_end_of_a_part(subject, engine, share):
     for number, part in enumerate(parts, 1):
         for key, one in part.items():
             known = before.get(key, 0)
-            more = one.sampled[known:]
+            more = one.sampled[known:] if known else one.sampled[int(np.argmax(one.sampled)) :]
             assert (one.row("policy_steps")[known:] == number).all()
             if len(more) > share:
                 longer += 1
@@ -111,9 +108,10 @@ def test_a_reply_is_never_cut_by_the_end_of_a_part(subject, engine, share):
 
 def test_ranks_that_share_a_partner_resume_it_once():
     owner = Speaker()
+    one = Begun(Prompt(3, np.ones(2, np.int32)), answer_of("xx."), 1)
     for partner in (owner, None):
-        SharedPartner(partner, lambda value: value).resume(["one"])
-    assert owner.begun == ["one"]
+        SharedPartner(partner, lambda value: value).resume([one])
+    assert owner.begun == [one]
 
 
 def answer_of(sampled: str) -> Rollout:
@@ -122,12 +120,30 @@ def answer_of(sampled: str) -> Rollout:
 
 
 @pytest.mark.parametrize(
-    ("sampled", "ends", "first"),
-    [("", [], 0), ("xxx", [], 0), ("xx..", [2], 4), ("xx..x", [2], 4), ("xx.xxx..xx", [2, 6], 8)],
+    ("sampled", "turns", "first", "opening"),
+    [
+        ("", [], 0, 0),
+        ("xxx", [], 0, 0),
+        ("xx..", [(0, 2)], 4, 0),
+        ("xx..x", [(0, 2)], 4, 0),
+        ("xx.xxx..xx", [(0, 2), (3, 6)], 8, 0),
+        ("..xx", [], 2, 2),
+        (".xx..", [(1, 3)], 5, 1),
+    ],
 )
-def test_turns_of_a_transcript(sampled, ends, first):
-    assert turn_ends(answer_of(sampled)) == ends
-    assert turn_first(answer_of(sampled)) == first
+def test_turns_of_a_transcript(sampled, turns, first, opening):
+    answer = answer_of(sampled)
+    begun = Begun(Prompt(3, np.ones(2, np.int32)), answer, 1)
+    assert (begun.turns, answer.turn_first) == (turns, first)
+    assert begun.opening.tolist() == answer.response_ids[:opening].tolist()
+    for number, (_, end) in enumerate(turns):
+        later = [begin for begin, _ in turns[number + 1 :]] or [first]
+        assert begun.reply_to(number).tolist() == answer.response_ids[end : later[0]].tolist()
+    ended = Begun(begun.prompt, answer, 1, ended=True)
+    unanswered = sampled.endswith("x")
+    assert ended.turns == [*turns, *([(first, len(sampled))] if unanswered else ())]
+    if unanswered:
+        assert not len(ended.reply_to(len(turns)))
 
 
 def test_the_stop_tokens_of_the_subject_end_turns(whole):

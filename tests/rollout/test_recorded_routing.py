@@ -9,12 +9,13 @@ from small_model import SmallModel
 
 from mindrlhf.backend.native.operators import open_operators
 from mindrlhf.backend.operators import COMPOSED
-from mindrlhf.configs.grpo import SamplingSettings, TrainSettings
+from mindrlhf.configs.grpo import RolloutSettings, SamplingSettings, TrainSettings
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.packed import PackedWeights
 from mindrlhf.models.parameters import decoded_rows
 from mindrlhf.models.routing import Routing
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.unfinished import continued, not_begun, requests_of, unfinished
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
@@ -60,6 +61,32 @@ def test_routing_of_conversations(subject):
     groups = subject.engine(slots=4).generate(subject.prompts, 3, STEP, partner=ScriptedPartner())
     assert_are_the_oracle_s(subject, groups)
     assert any(not rollout.sampled[-1] for group in groups for rollout in group.rollouts)
+
+
+@pytest.mark.parametrize("share", [1, 3])
+def test_routing_of_answers_in_parts(subject, share):
+    """Each token has that of its part; those of one set of weights are the whole's, in conversations too."""
+    limit = subject.engine(slots=4).sampling.max_new_tokens
+    settings = RolloutSettings(max_new_tokens=limit, temperature=TEMPERATURE, num_generations=2)
+    for partner in (None, InParts()):
+        engine = subject.engine(slots=4)
+        groups = [not_begun(prompt, settings, SEED) for prompt in subject.prompts]
+        parts = 0
+        while going := [i for i, group in enumerate(groups) if unfinished(group, limit)]:
+            requests = requests_of([(STEP, groups[i], share) for i in going], settings, SEED, partner)
+            for i, drawn in zip(going, engine.answer(requests), strict=True):
+                groups[i] = continued(groups[i], drawn, limit, parts + 1)
+            parts += 1
+        assert parts > 3
+        assert_are_the_oracle_s(subject, groups)
+
+
+class InParts(ScriptedPartner):
+    """A partner that answers each turn, and keeps no state."""
+
+    def resume(self, begun):
+        self.heard = {row: [] for row in range(len(begun))}
+        return [(one.prompt, np.zeros(0, np.int32)) for one in begun]
 
 
 def test_without_recording_there_is_none():

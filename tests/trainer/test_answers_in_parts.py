@@ -92,20 +92,47 @@ def test_ranks_apart_draw_the_same_parts(task, whole, tmp_path):
     assert ahead(run) == ahead(whole)
 
 
-REFUSED = {
-    "trainer.staleness=0": "it limits what is drawn ahead of the step that trains on it",
-    "dynamic_sampling.enabled=True": "dynamic_sampling.enabled is True, where an unfinished group has no spread yet",
-    "rollout.environment=wordle": "rollout.environment is wordle, where an environment's state ends with its step",
-    "rollout.routing_replay=rollout": "rollout.routing_replay is rollout, where each part",
-}
+def test_it_needs_a_staleness():
+    given = ("trainer.staleness=0", "rollout.tokens_per_step=9")
+    with pytest.raises(UserError, match=r"rollout.tokens_per_step is 9; it limits what is drawn ahead of the step"):
+        read_settings(TrainFlags(load_sft_checkpoint_train="model", overrides=given))
 
 
-@pytest.mark.parametrize("given", REFUSED)
-def test_what_does_not_go_with_it_is_named(given):
-    with pytest.raises(UserError, match=f"rollout.tokens_per_step is 9.*{REFUSED[given]}"):
-        read_settings(
-            TrainFlags(load_sft_checkpoint_train="model", overrides=(*IN_PARTS[:1], "rollout.tokens_per_step=9", given))
-        )
+# Rewards of which two answers often have the same: some groups have no spread.
+SPREAD = (
+    *("dynamic_sampling.enabled=True", "dynamic_sampling.prompts_per_round=3", "dynamic_sampling.max_rounds=3"),
+    "reward.overlong_factor=0",
+)
+
+
+def sampling(task: jobs.Task) -> tuple[str, ...]:
+    (task.folder / "parity.py").write_text("def parity(prompt, completion, fields):\n    return len(completion) % 2\n")
+    return (*SPREAD, f"reward.functions=[{{name: '{task.folder}/parity.py:parity'}}]")
+
+
+@pytest.fixture(scope="module")
+def sampled(task, tmp_path_factory) -> jobs.Run:
+    return train(task, tmp_path_factory.mktemp("sampled"), *IN_PARTS, *sampling(task), "trainer.save_freq=1")
+
+
+def test_dynamic_sampling_draws_what_is_missing_with_the_weights_of_the_step(sampled):
+    """Groups that were drawn in parts and have no spread are replaced by whole ones of the next rows."""
+    rows = sampled.metrics
+    assert max(row["sampling/rounds"] for row in rows) > 1
+    assert max(row["sampling/dropped_groups"] for row in rows) > 0
+    fresh = 0
+    seen: list[tuple[int, int]] = []
+    for (step, experiences), row in zip(sampled.rollouts, rows, strict=True):
+        spread = [len({*e.rewards}) > 1 for e in experiences]
+        assert spread.count(False) == row["sampling/missing"]
+        for e in experiences:
+            first = {int(one.row("policy_steps")[0]) for one in e.group.rollouts}
+            assert e.policy_step <= step
+            fresh += first == {0} and e.policy_step == step  # drawn whole
+            seen.append((e.group.prompt.id, e.group.prompt.occurrence))
+    assert fresh > 0
+    assert len(seen) == len({*seen}) == 4 * STEPS
+    assert sum(row["sample/drawn_tokens"] for row in rows) >= sum(len(one[3]) for one in sampled.responses)
 
 
 # --- whole runs against each other ---
@@ -177,10 +204,37 @@ def test_a_run_without_parts_goes_on_with_what_is_unfinished(task, whole, tmp_pa
         begun = [version for version in its if version < 3]
         assert mine[: len(begun)] == begun
         assert set(mine[len(begun) :]) <= {3}
-    refused = ("dynamic_sampling.enabled=True", *settings)
-    folder = tmp_path / "other"
-    with pytest.raises(AssertionError, match=r"holds unfinished answers, and dynamic_sampling.enabled is True"):
-        phases.to_the_end(argv(task, folder, *refused, resume_training=two), tmp_path / "refused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(4))
+def test_killed_anywhere_with_dynamic_sampling(task, sampled, tmp_path, case):
+    rng = random.Random(f"sampled in parts {case}")
+    words = argv(task, tmp_path / "run", *IN_PARTS, *sampling(task), "trainer.save_freq=1", resume_training="auto")
+    for step in sorted(rng.sample(range(1, STEPS + 1), 2)):
+        phase = rng.choice(("generate", "update", "save", "report"))
+        phases.kill_in(words, tmp_path / "phases", phase, step, rng)
+    phases.to_the_end(words, tmp_path / "phases")
+    assert_same(jobs.Run(tmp_path / "run"), sampled)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("generators", [1, 2])
+def test_ranks_apart_sample_the_same(task, sampled, tmp_path, generators):
+    run = apart(task, tmp_path, 1, generators, *sampling(task), *jobs.layout("infer", f"dp{generators}"))
+    assert_same(run, sampled)
+    assert ahead(run) == ahead(sampled)
+
+
+@pytest.mark.slow
+def test_a_quota_that_every_step_fills_samples_as_without_staleness(task, tmp_path):
+    settings = (*sampling(task), "trainer.save_freq=1")
+    parts = train(task, tmp_path / "parts", "trainer.staleness=2", "rollout.tokens_per_step=1", *settings)
+    fresh = train(task, tmp_path / "fresh", *settings)
+    assert parts.responses == fresh.responses
+    for name, array in parts.weights.items():
+        np.testing.assert_array_equal(array, fresh.weights[name])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from workers import run_ranks
 
+from mindrlhf.environments.conversations import Conversations
 from mindrlhf.evaluation.pass_at_k import read_answers
 
 ENVIRONMENT = '''
@@ -97,6 +98,27 @@ def test_a_run_with_an_environment(first):
         assert row["reward/environment/mean"] > 1
         assert row["conversation/tool_tokens"] == 0
         assert row["val-aux/arithmetic/response_length/mean"] > 3
+
+
+def test_greedy_conversations_begin_as_the_others(tmp_path, monkeypatch):
+    """An environment's first text stands at the end of the question, which groups no longer have."""
+    task = jobs.make_task(tmp_path, layers=1, template="chat")
+    (task.folder / "counter.py").write_text(ENVIRONMENT)
+    begin = Conversations.begin
+    begun = {}
+
+    def noted(self, prompts, num_generations, step):
+        opened, replies = begin(self, prompts, num_generations, step)
+        for row, reply in enumerate(replies):
+            prompt = opened[row // num_generations]
+            begun.setdefault(num_generations, {})[prompt.id] = [*prompt.token_ids.tolist(), *reply.token_ids.tolist()]
+        return opened, replies
+
+    monkeypatch.setattr(Conversations, "begin", noted)
+    own = ("algorithm.advantage=remax", "algorithm.beta=0", "trainer.total_steps=1")
+    assert jobs.call(task.train(tmp_path, *settings(task.folder), *own)) == 0
+    assert len(begun[1]) == 4
+    assert begun[1] == begun[4]
 
 
 def test_held_out_problems(first):
