@@ -72,7 +72,7 @@ class Rollout:
     """One response.
 
     prompt_id, sample_index: its prompt, and its index among the G samples (0..G-1).
-    response_ids: int32[R], R >= 1, including the stop token when the model ended by itself.
+    response_ids: int32[R], including the stop token when the model ended by itself; R >= 1 once it is drawn.
     finish_reason: `eos` a stop token was drawn, `stop` a stop string appeared, `length` the token limit was hit.
     seed: the run's seed that keyed the random numbers.
     tokens: name -> [R], what generation knows of each token (`token_arrays`).
@@ -84,6 +84,11 @@ class Rollout:
     finish_reason: FinishReason
     seed: int
     tokens: Mapping[str, np.ndarray]
+
+    @classmethod
+    def empty(cls, prompt_id: int, sample_index: int, seed: int) -> "Rollout":
+        """Make a response that has no token yet."""
+        return cls(prompt_id, sample_index, np.zeros(0, np.int32), "length", seed, {})
 
     @property
     def sampled(self) -> np.ndarray:

@@ -77,8 +77,12 @@ class Conversations:
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         """Begin the environments; their first texts are appended to the prompts' last messages."""
-        new = [[not_begun(prompt, sample, step) for sample in range(num_generations)] for prompt in prompts]
-        opened = self._open([one for own in new for one in own])
+        new = [
+            Begun(prompt, Rollout.empty(prompt.id, sample, self._seed), step)
+            for prompt in prompts
+            for sample in range(num_generations)
+        ]
+        opened = self._open(new)
         replies = [Reply(row, ids) for row, (_, ids) in enumerate(opened)]
         return [prompt for prompt, _ in opened[::num_generations]], replies
 
@@ -308,11 +312,6 @@ class _Messages:
     texts: Sequence[str]
     turn: Sequence[int] = ()
     over: bool = False
-
-
-def not_begun(prompt: Prompt, sample: int, step: int) -> Begun:
-    """Make a conversation without a token."""
-    return Begun(prompt, Rollout(prompt.id, sample, NO_IDS, "length", 0, {}), step)
 
 
 def _begins_with(ids: np.ndarray, first: np.ndarray) -> bool:

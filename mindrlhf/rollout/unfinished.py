@@ -24,8 +24,7 @@ weights of a step -> the groups with these tokens."""
 
 def not_begun(prompt: Prompt, settings: RolloutSettings, seed: int) -> RolloutGroup:
     """Make a group whose answers have no tokens yet."""
-    nothing = np.zeros(0, np.int32)
-    answers = (Rollout(prompt.id, index, nothing, "length", seed, {}) for index in range(settings.num_generations))
+    answers = (Rollout.empty(prompt.id, index, seed) for index in range(settings.num_generations))
     return RolloutGroup(prompt, tuple(answers))
 
 

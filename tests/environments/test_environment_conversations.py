@@ -11,7 +11,7 @@ import pytest
 from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.data.tool_formats import ReTool
 from mindrlhf.data.turns import TurnTemplate
-from mindrlhf.environments.conversations import ConversationCounts, Conversations, not_begun
+from mindrlhf.environments.conversations import ConversationCounts, Conversations
 from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.errors import UserError
 from mindrlhf.rollout.partner import Begun
@@ -304,7 +304,8 @@ def test_an_environment_that_is_played_again_is_where_it_was(hostile, template, 
         )
         rewards, tokens, lost = partner.rewards(), partner.tokens, partner.statistics.lost
         assert {len(parts) for parts in talks.values()} > {len(talks[0])} or raw
-        again = partner.resume([not_begun(problem, sample, 3) for problem in problems for sample in range(2)])
+        empty = [Begun(one, Rollout.empty(one.id, sample, 5), 3) for one in problems for sample in range(2)]
+        again = partner.resume(empty)
         assert [ids.tolist() for _, ids in again] == [reply.token_ids.tolist() for reply in openings]
         assert [prompt.token_ids.tolist() for prompt, _ in again[::2]] == [one.token_ids.tolist() for one in opened]
 
