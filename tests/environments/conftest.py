@@ -4,7 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from mindrlhf.data.tokenizer import train_tokenizer
+from mindrlhf.data.turns import TurnTemplate
+
 HOSTILE = Path(__file__).with_name("hostile_tools.py")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["How many apples does Tom have left?", "3+4=7 #### 7"] * 20, 320)
+
+
+@pytest.fixture(scope="module")
+def template(tokenizer):
+    return TurnTemplate(tokenizer)
 
 
 @pytest.fixture
