@@ -153,13 +153,13 @@ class TurnTemplate:
         return prompt, [self.user_message(text) if text else nothing for text in texts]
 
     def endings(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encode texts as ends of user messages, up to the start of the model's answer."""
+        """Encode texts as ends of user messages, with the start of answers."""
         rendered = self._render(*([ASKED | {"content": ASKED["content"] + text}] for text in texts))
         asked = self._opening[: self._opening.rindex(ASKED["content"]) + len(ASKED["content"])]
         return [self._encode(_behind(asked, text)) for text in rendered]
 
     def user_message(self, text: str) -> np.ndarray:
-        """Encode a user message behind a turn that has not ended, up to the start of the model's answer."""
+        """Encode a user message behind an unended turn, with an answer's start."""
         return self.answers([{"role": "user", "content": text}], ())
 
     def conversation(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> Turns:

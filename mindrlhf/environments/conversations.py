@@ -87,7 +87,7 @@ class Conversations:
         return [prompt for prompt, _ in opened[::num_generations]], replies
 
     def resume(self, begun: Sequence[Begun]) -> list[Opened]:
-        """Go on with conversations; those with an environment are played again up to where they are.
+        """Go on with conversations; those with an environment are played again.
 
         An environment is made anew, gets the turns of the transcript, and has to answer as it did: one that does not is
         lost. Statistics count further turns alone.
@@ -120,7 +120,10 @@ class Conversations:
         return self.rewards()
 
     def _open(self, begun: Sequence[Begun]) -> list[Opened]:
-        """Begin environments; the first texts of those without a transcript are appended to the prompts."""
+        """Begin environments.
+
+        The first texts of those without a transcript are appended to the prompts.
+        """
         self._end()
         self._ready.clear()
         for row, one in enumerate(begun):

@@ -135,7 +135,10 @@ class Engine:
         return groups
 
     def ends_turn(self, answer: Rollout, partner: Partner) -> bool:
-        """Test if the last turn of a response has ended by itself, so that its partner was given it."""
+        """Test if the last turn of a response has ended by itself.
+
+        Its partner was given it then.
+        """
         if answer.finish_reason != "length":
             return True
         if not answer.sampled[-1]:

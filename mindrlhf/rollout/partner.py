@@ -56,7 +56,7 @@ class Begun:
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """First index in the response and end of each turn that the partner was given."""
+        """First index and end of each turn that the partner was given."""
         edges = np.flatnonzero(np.diff(self.answer.sampled.astype(np.int8), prepend=0, append=0)).tolist()
         drawn = list(zip(edges[::2], edges[1::2], strict=True))
         unanswered = drawn and drawn[-1][1] == len(self.answer.response_ids) and not self.ended
@@ -95,9 +95,9 @@ class Partner(Protocol):
         """
 
     def resume(self, begun: Sequence[Begun]) -> Sequence[Opened]:
-        """Go on with conversations, in the order of their rows, and begin those that have not begun.
+        """Go on with conversations, in the order of their rows.
 
-        Returns for each its prompt and what is appended before its next turn: for one that has begun, nothing.
+        Those without a token begin. Returns for each its prompt and what is appended before its next turn: for one that has begun, nothing.
         """
 
     def recall(self, begun: Sequence[Begun]) -> EnvironmentRewards:
