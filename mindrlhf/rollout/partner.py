@@ -97,7 +97,8 @@ class Partner(Protocol):
     def resume(self, begun: Sequence[Begun]) -> Sequence[Opened]:
         """Go on with conversations, in the order of their rows.
 
-        Those without a token begin. Returns for each its prompt and what is appended before its next turn: for one that has begun, nothing.
+        Those without a token begin. Returns for each its prompt, and what is appended before its next turn: for one
+        that has begun, nothing.
         """
 
     def recall(self, begun: Sequence[Begun]) -> EnvironmentRewards:
