@@ -13,6 +13,7 @@ from mindrlhf.acceptance.float64 import Node, gradients
 from mindrlhf.acceptance.graphs import Call, Once, ThereAndBack, arrays_of, parameter, tensors
 from mindrlhf.acceptance.inputs import COMPLETIONS, PROMPTS, SPLIT, exact, numbers
 from mindrlhf.backend.compile.graph import Graph
+from mindrlhf.backend.composed_attention import MASKED
 from mindrlhf.backend.operators import Operators
 from mindrlhf.training.optimizer import Apply, SquaredNorm
 
@@ -169,6 +170,31 @@ def attention_cases() -> Iterator[Case]:
         prompts,
         real[:before],
     )
+
+
+class _ImageAttention(nn.Cell):
+    def __init__(self, operators: Operators):
+        super().__init__(auto_prefix=False)
+        self.attend = operators.composed.image_attention
+
+    def construct(self, query, key, value, mask):
+        return self.attend(query, key, value, mask, SCALE)
+
+
+def image_cases() -> Iterator[Case]:
+    """Yield the attention of images: one without padding, one with some, and one of nothing but padding."""
+    real = np.ones((3, 16), bool)
+    real[1, 5:9] = real[1, 14:] = real[2] = False
+    shape = (*real.shape, QUERY_HEADS, HEAD)
+    arrays = {part: numbers(f"image {part}", *shape) for part in ("query", "key", "value")}
+
+    def answer(q: Node, k: Node, v: Node) -> Node:
+        seen = [np.tile(keys, (len(keys), 1)) for keys in real[:2]]
+        whole = [reference.attention(q[run], k[run], v[run], seen[run], SCALE) for run in range(2)]
+        return reference.concat([*whole, Node(np.zeros((real.shape[1], QUERY_HEADS * HEAD)))])
+
+    mask = np.where(real, 0, MASKED).astype(np.float32)
+    yield Case("image_attention", _ImageAttention, arrays, answer, (mask,), real.ravel())
 
 
 class _Decode(nn.Cell):
@@ -359,7 +385,7 @@ def operator_checks(dtypes: Sequence[str]) -> Iterator[Check]:
         return lambda trial: check(dtype, trial)
 
     for dtype in dtypes:
-        for case in (*plain_cases(), *attention_cases()):
+        for case in (*plain_cases(), *attention_cases(), *image_cases()):
             covers = (case.operator, *([VIEWS[case.operator]] if case.operator in VIEWS else ()))
             yield Check(f"{case.name} {dtype}", "operators", of_case(case, dtype), covers)
         for name, check in FORWARD.items():

@@ -81,7 +81,7 @@ ASCEND = _Ascend(
     product_dtypes=("float32", "bfloat16", "float16"),
     activation_dtype=None,
     ceiling_size=8192,
-    attention=AttentionLimits(head_dim_multiple=16, most_head_dim=512),
+    attention=AttentionLimits(head_dim_multiple=16, most_head_dim=512, scoreless=("bfloat16", "float16")),
     context_keys=("device_id", "max_device_memory", "jit_level"),
     default_dtypes={
         "train": {"compute_dtype": "bfloat16"},

@@ -15,6 +15,8 @@ from mindrlhf.backend.operators import Operators
 MOST_SEQUENCES = 1024  # of one call with layout TND
 MASK_SIZE = 2048  # of the one mask that stands for every causal one
 RIGHT_DOWN = 3  # sparse_mode: causal, with the last query at the last key
+MOST_RUNS = 2048  # of one call with layout BNSD
+WHOLE_MASK = 1  # sparse_mode: the mask as it is
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,27 @@ class AscendAttention(AscendOperators):
             values = ops.concat((value[: n * p], own_value))
             out = _flash(padded, keys, values, view[1], view[2], view[5], scale)
         return out[: query.shape[0]].reshape((query.shape[0], -1))
+
+    @staticmethod
+    def image_attention(query, key, value, mask, scale):
+        """Attend within runs of patches, by layout BNSD; more than `MOST_RUNS` runs are windows, and composed."""
+        runs, span, heads, _ = query.shape
+        if runs > MOST_RUNS:
+            return Operators.image_attention(query, key, value, mask, scale)
+        # A run of nothing but padding sees itself: the operator has no result for a query that sees no key.
+        hidden = mask < mask.amax(-1, True)
+        hidden = ops.tile(hidden.reshape((runs, 1, 1, span)), (1, 1, span, 1))
+        out = ops.flash_attention_score(
+            query.astype(value.dtype).transpose((0, 2, 1, 3)),
+            key.astype(value.dtype).transpose((0, 2, 1, 3)),
+            value.transpose((0, 2, 1, 3)),
+            heads,
+            attn_mask=hidden,
+            scalar_value=scale,
+            input_layout="BNSD",
+            sparse_mode=WHOLE_MASK,
+        )
+        return out.transpose((0, 2, 1, 3)).reshape((runs * span, -1))
 
     @staticmethod
     def decode_view(positions, heads, size):

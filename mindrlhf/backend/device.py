@@ -38,11 +38,13 @@ class Chip:
 class AttentionLimits:
     """Limits of a device's attention operators.
 
-    head_dim_multiple: divides the size of a head. most_head_dim: largest size of a head; None is any.
+    head_dim_multiple: divides the size of a head. most_head_dim: largest size of a head; None is any. scoreless: dtypes
+    of activations whose scores never exist as a matrix, without `ModelOperators` too.
     """
 
     head_dim_multiple: int = 2
     most_head_dim: int | None = None
+    scoreless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

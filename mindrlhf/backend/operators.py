@@ -196,6 +196,21 @@ class Operators(ModelOperators, Protocol):
         return ops.concat((out.reshape((far, -1)), near))
 
     @staticmethod
+    def image_attention(query, key, value, mask, scale):
+        """Attend in both directions within runs of patches.
+
+        query, key, value: [runs, patches, heads, D]; mask: float32[runs, patches], added to the scores of the patches
+        as keys: 0, or `MASKED`. Returns [runs * patches, heads * D], of patches whose own is masked anything finite.
+        """
+        runs, span = mask.shape
+        query = query.astype("float32").transpose((0, 2, 1, 3)) * scale
+        key = key.astype("float32").transpose((0, 2, 1, 3))
+        scores = ops.BatchMatMul(transpose_b=True)(query, key)
+        weights = ops.softmax(scores + expand(mask.reshape((runs, 1, 1, span)), scores.shape), -1)
+        out = ops.BatchMatMul()(weights, value.astype("float32").transpose((0, 2, 1, 3)))
+        return out.transpose((0, 2, 1, 3)).reshape((runs * span, -1))
+
+    @staticmethod
     def decode_view(positions, heads, size):
         """Build cache positions and mask of `decode_attention`, once for all layers.
 

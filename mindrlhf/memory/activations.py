@@ -40,7 +40,8 @@ class Stage:
     the head. sequence: rows outside of the parallel regions are split. itemsize: bytes of an activation's number.
     fused: graphs have the kernels of `backend.native`. recompute: halves are recomputed from their inputs.
     in_blocks: composed layers are, each in graphs of its own. drops: adapters apply dropout to their inputs. rounds:
-    fused operators round the factors of products into separate memory. query, key, inner, vocabulary: this rank's
+    fused operators round the factors of products into separate memory. scoreless: composed layers have no attention
+    scores in memory. query, key, inner, vocabulary: this rank's
     widths of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
     """
 
@@ -55,6 +56,7 @@ class Stage:
     in_blocks: bool = False
     drops: bool = False
     rounds: bool = False
+    scoreless: bool = False
     ep: int = 1
 
     @property
@@ -89,8 +91,8 @@ class Stage:
         return rows * self.model.hidden_size if self.fused else self.outside(rows)
 
     def probabilities(self, rows: int, positions: int) -> int:
-        """Count attention probabilities in memory, for rows that each see `positions`; 0 if fused."""
-        return 0 if self.fused else rows * self.model.num_heads // self.tp * positions
+        """Count attention probabilities in memory, for rows that each see `positions`."""
+        return 0 if self.fused or self.scoreless else rows * self.model.num_heads // self.tp * positions
 
     def logits(self, rows: int) -> int:
         """Count the numbers of one chunk of logits."""

@@ -272,11 +272,11 @@ class Work:
         else:
             prompts = {len(micro.groups) for micro in self.micro_batches(kind, name)}
         pictures = self.lengths.problem_pictures if phase == "testing" else self.lengths.pictures
-        itemsize = self.stage(name, rank).itemsize
+        stage = self.stage(name, rank)
         if self.keeps_tower(name):
-            return [TowerBatch.outside(part.model, pictures, max(prompts), itemsize)]
+            return [TowerBatch.outside(stage, pictures, max(prompts))]
         padded = {pictures.padded(number, vision) for number in prompts}
-        return [TowerBatch(part.model, sizes, itemsize) for sizes in sorted(padded, reverse=True)]
+        return [TowerBatch.inside(stage, sizes) for sizes in sorted(padded, reverse=True)]
 
     def keeps_tower(self, name: str) -> bool:
         """Test for a model whose vision tower runs outside of its graphs."""
@@ -319,6 +319,7 @@ class Work:
             in_blocks=yaml.recomputes and updates and not fused,
             drops=drops,
             rounds=products != dtype,
+            scoreless=dtype in yaml.context.device.attention.scoreless,
         )
 
 

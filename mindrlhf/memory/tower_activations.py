@@ -1,15 +1,15 @@
 """Activations of a vision tower's graphs in bytes, from shapes alone. Pure Python.
 
-Factors are numbers for each padded patch, measured on CPU (`tests/helpers/tower_memory.py`). The tower is composed on
-every device, and biases and weights of norms are repeated for all blocks before the first one runs. Attention is in
-float32.
+Factors are numbers for each padded patch, measured on CPU (`tests/helpers/tower_memory.py`). The tower is composed, but
+for its attention where that keeps no scores, and biases and weights of norms are repeated for all blocks before the
+first one runs. Composed attention is in float32.
 """
 
 from dataclasses import dataclass
 from math import prod
 
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.memory.activations import TABLE
+from mindrlhf.memory.activations import TABLE, Stage
 from mindrlhf.memory.graph_sizes import TOWER_BLOCKS, TOWER_GRAPH
 from mindrlhf.memory.pictures import Padded, Pictures
 from mindrlhf.models.parameters import tower_trains, trained_parts
@@ -32,19 +32,26 @@ TABLES, UPDATE_TABLES, MERGER_TABLES = 7, 8, 4
 class TowerBatch:
     """Tower of a rank with a batch's pictures.
 
-    padded: of one run of the tower. itemsize: bytes of an activation's number. taken: padded rows that the text's graph
-    takes of a tower outside of it; None with the tower in the graph.
+    padded: of one run of the tower. itemsize: bytes of an activation's number. scoreless: see `activations.Stage`.
+    taken: padded rows that the text's graph takes of a tower outside of it; None with the tower in the graph.
     """
 
     model: ModelConfig
     padded: Padded
     itemsize: int
+    scoreless: bool = False
     taken: int | None = None
 
     @classmethod
-    def outside(cls, model: ModelConfig, pictures: Pictures, prompts: int, itemsize: int) -> "TowerBatch":
+    def inside(cls, stage: Stage, padded: Padded) -> "TowerBatch":
+        """Describe a tower in the graphs of a rank's text."""
+        return cls(stage.model, padded, stage.itemsize, stage.scoreless)
+
+    @classmethod
+    def outside(cls, stage: Stage, pictures: Pictures, prompts: int) -> "TowerBatch":
         """Describe a tower that computes each picture of a batch alone."""
-        return cls(model, Padded(1, pictures.padded(1, model.vision).patches), itemsize, pictures.padded_rows(prompts))
+        padded = Padded(1, pictures.padded(1, stage.model.vision).patches)
+        return cls(stage.model, padded, stage.itemsize, stage.scoreless, pictures.padded_rows(prompts))
 
     @property
     def goes_back(self) -> bool:
@@ -60,6 +67,8 @@ class TowerBatch:
     def most_scores(self) -> int:
         """Numbers of attention scores for one patch, in the block with the most."""
         vision = self.model.vision
+        if self.scoreless:
+            return 0
         whole = self.padded.patches if vision.whole_blocks else vision.window_patches
         return vision.num_heads * whole
 
@@ -67,6 +76,8 @@ class TowerBatch:
     def all_scores(self) -> int:
         """Numbers of attention scores for one patch, in all blocks."""
         vision = self.model.vision
+        if self.scoreless:
+            return 0
         windows = (vision.depth - vision.whole_blocks) * vision.window_patches
         return vision.num_heads * (vision.whole_blocks * self.padded.patches + windows)
 

@@ -3,6 +3,7 @@
 import ast
 import inspect
 from pathlib import Path
+from unittest import mock
 
 import ascend_contracts
 import mindspore
@@ -135,6 +136,52 @@ def test_a_call_that_the_documentation_does_not_allow_fails(name):
 def test_the_good_call_is_allowed():
     out = ascend_contracts.flash_attention_score(*on_cpu(HEADS, KEYS, KEYS), 4, **GOOD)
     assert out.shape == HEADS.shape
+
+
+WHOLE = {
+    "attn_mask": Tensor(np.zeros((2, 1, 6, 6), bool)),
+    "scalar_value": 0.25,
+    "input_layout": "BNSD",
+    "sparse_mode": 1,
+}
+BROKEN_WHOLE = {
+    "float32": ({}, np.float32, "dtypes"),
+    "lengths": ({"actual_seq_qlen": ENDS}, np.float16, "takes no actual_seq"),
+    "mask_of_keys": ({"attn_mask": Tensor(np.zeros((2, 1, 1, 6), bool))}, np.float16, "not .B, 1, S1, S2"),
+    "float_mask": ({"attn_mask": Tensor(np.zeros((2, 1, 6, 6), np.float16))}, np.float16, "attn_mask is Float16"),
+    "no_mask": ({"attn_mask": None}, np.float16, "without attn_mask"),
+    "sparse_mode": ({"sparse_mode": 3}, np.float16, "sparse_mode 3"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_WHOLE)
+def test_a_call_with_a_whole_mask_that_the_documentation_does_not_allow_fails(name):
+    changes, dtype, words = BROKEN_WHOLE[name]
+    heads = Tensor(np.ones((2, 4, 6, 16), dtype))
+    with pytest.raises(Exception, match=words):
+        ascend_contracts.flash_attention_score(heads, heads, heads, 4, **WHOLE | changes)
+
+
+def test_a_query_that_sees_no_key_has_no_result():
+    hidden = np.zeros((2, 1, 6, 6), bool)
+    hidden[1, :, 2] = True
+    (heads,) = on_cpu(np.ones((2, 4, 6, 16)))
+    out = ascend_contracts.flash_attention_score(heads, heads, heads, 4, **WHOLE | {"attn_mask": Tensor(hidden)})
+    finite = np.isfinite(out.asnumpy()).all((1, 3))
+    assert finite.sum() == 11
+    assert not finite[1, 2]
+
+
+def test_more_windows_than_a_call_takes_are_composed(device):
+    """They are short then; fewer have no scores in memory."""
+    (rows,) = on_cpu(np.random.default_rng(0).normal(size=(2, 4, 2, 16)))
+    mask = Tensor(np.zeros((2, 4), np.float32))
+    operators = device.operators("float16")
+    few = operators.image_attention(rows, rows, rows, mask, 0.25).asnumpy()
+    with mock.patch.object(ascend_operators, "MOST_RUNS", 1):
+        composed = operators.image_attention(rows, rows, rows, mask, 0.25).asnumpy()
+    assert (few.dtype, composed.dtype) == (np.float16, np.float32)
+    np.testing.assert_allclose(few, composed, atol=2e-3)
 
 
 def test_lengths_that_break_the_rules_spoil_the_result():

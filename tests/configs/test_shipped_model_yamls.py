@@ -44,7 +44,7 @@ SWAP = "memory.swap=True"
 FITS_WITH = {
     "finetune_qwen3_235b_a22b": (SWAP,),
     **dict.fromkeys(("finetune_qwen3_30b_a3b", "finetune_qwen3_30b_a3b_ep2"), (SWAP,)),
-    **dict.fromkeys((f"finetune_qwen2_5_vl_{size}" for size in ("3b", "7b", "32b")), ("--image_tokens=512", SWAP)),
+    **dict.fromkeys((f"finetune_qwen2_5_vl_{size}" for size in ("3b", "7b", "32b")), ("--image_tokens=1280", SWAP)),
 }
 LAYOUTS = {
     "finetune_qwen3_235b_a22b": (1, 8, 16, 16),

@@ -125,12 +125,16 @@ def flash_attention_score(
     input_layout="BSH",
     sparse_mode=0,
 ):
-    """Layout TND with the compressed causal mask, the only form in use here."""
+    """Layout TND with the compressed causal mask, and BNSD with a whole one, the only forms in use here."""
     options = (head_num, keep_prob, scalar_value, pre_tokens, next_tokens, inner_precise, input_layout, sparse_mode)
     absent = (real_shift is None, drop_mask is None, padding_mask is None, prefix is None)
     given = (attn_mask is not None, actual_seq_qlen is not None, actual_seq_kvlen is not None)
     dtypes = (str(query.dtype), str(key.dtype), str(value.dtype))
     shapes = (query.shape, key.shape, value.shape)
+    if input_layout == "BNSD":
+        mask = (str(attn_mask.dtype), attn_mask.shape) if given[0] else None
+        scale = checked_whole(dtypes, shapes, options, absent, given[1:], mask)
+        return whole_attention(query, key, value, attn_mask.astype("float32"), scale)
     scale = checked_options(dtypes, shapes, options, absent, given)
     kinds = (str(attn_mask.dtype), str(actual_seq_qlen.dtype), str(actual_seq_kvlen.dtype))
     sizes = (attn_mask.shape, actual_seq_qlen.shape, actual_seq_kvlen.shape)
@@ -147,6 +151,37 @@ def flash_attention_score(
     # The kernel has undefined results where the lengths break its rules.
     sound = mindspore_ops.stop_gradient(sound_lengths(query.shape[0], key.shape[0], query_ends, key_ends))
     return (out.transpose((1, 0, 2)) / sound).astype(query.dtype)
+
+
+def whole_attention(query, key, value, hidden, scale):
+    """Attend where the mask is 0; a query that sees nothing has no result."""
+    scores = mindspore_ops.BatchMatMul(transpose_b=True)(query.astype("float32") * scale, key.astype("float32"))
+    out = mindspore_ops.BatchMatMul()(mindspore_ops.softmax(scores + hidden * MASKED, -1), value.astype("float32"))
+    sound = mindspore_ops.stop_gradient((hidden.amin(-1) < 0.5).astype("float32"))
+    return (out / sound.reshape((*sound.shape, 1))).astype(query.dtype)
+
+
+@constexpr
+def checked_whole(dtypes, shapes, options, absent, lengths, mask):
+    head_num, keep_prob, scale, pre_tokens, next_tokens, _, _, sparse_mode = options
+    require(set(dtypes) <= set(HALVES) and len(set(dtypes)) == 1, f"flash_attention_score: dtypes {dtypes}")
+    require(all(absent), f"flash_attention_score: one of {UNUSED} is given")
+    require(not any(lengths), "flash_attention_score: BNSD takes no actual_seq_qlen and actual_seq_kvlen")
+    require(all(len(shape) == 4 for shape in shapes), f"flash_attention_score: shapes {shapes} are not BNSD")
+    (b, heads, s1, d), key, value = shapes
+    require(key == value, f"flash_attention_score: key {key}, value {value}")
+    require(b == key[0] and b <= 2048, f"flash_attention_score: B is {b} and {key[0]}, and at most 2k")
+    require(d == key[3] and d % 16 == 0 and d <= 512, f"flash_attention_score: D is {d} and {key[3]}")
+    require(head_num == heads and 1 <= heads <= 256, f"flash_attention_score: head_num {head_num}, N1 {heads}")
+    require(heads == key[1], f"flash_attention_score: N2 {key[1]} other than N1 {heads} has no contract here")
+    require(s1 <= 1 << 19 and key[2] <= 1 << 19, f"flash_attention_score: S1 {s1}, S2 {key[2]}")
+    require(mask is not None, "flash_attention_score: BNSD without attn_mask has no contract here")
+    require(mask[0] in ("Bool", "UInt8"), f"flash_attention_score: attn_mask is {mask[0]}")
+    require(mask[1] == (b, 1, s1, key[2]), f"flash_attention_score: attn_mask is {mask[1]}, not (B, 1, S1, S2)")
+    require(sparse_mode == 1, f"flash_attention_score: sparse_mode {sparse_mode} with BNSD has no contract here")
+    require(pre_tokens == next_tokens == LARGEST, "flash_attention_score: tokens have no effect with sparse_mode 1")
+    require(isinstance(scale, float) and keep_prob == 1.0, "flash_attention_score: scale and keep_prob")
+    return scale
 
 
 def visible(queries, keys, query_ends, key_ends):

@@ -17,6 +17,7 @@ from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.images.processor import Picture
+from mindrlhf.memory.activations import Stage
 from mindrlhf.memory.estimate import Lengths
 from mindrlhf.memory.pictures import NO_PICTURES, Padded, Pictures
 from mindrlhf.memory.step_time import Rates, step_seconds
@@ -50,7 +51,8 @@ def grown(kind: str, model: ModelConfig, pictures: int, windows: int) -> float:
     if kind == "frozen":
         model = model.model_copy(update=FROZEN)
         side = 8 * isqrt(windows)
-        tower = TowerBatch.outside(model, Pictures(pictures, (1, side, side), 2), 1, 4)
+        stage = Stage(model, tp=1, layers=1, is_last=True, sequence=False, itemsize=4, fused=False)
+        tower = TowerBatch.outside(stage, Pictures(pictures, (1, side, side), 2), 1)
     does = {"frozen": "update", "prefill": "generate"}.get(kind, kind)
     return (tower.peak_bytes(0, does) + tower.graph_bytes(does)) / MIB
 
@@ -104,6 +106,16 @@ def test_what_does_not_train_is_not_kept():
     kept = {name: TowerBatch(seeing(**changes), padded, 4).kept_bytes for name, changes in parts.items()}
     assert kept["all"] == kept["tower adapters"] > 20 * kept["vision"]
     assert kept["vision"] > kept["both"] == kept["text adapters"] == 2 * 1024 // 4 * MODEL.hidden_size * 4
+
+
+def test_attention_without_scores_grows_with_the_image_and_not_with_its_square():
+    """As with Ascend's operator for 16 bits; the composed one has a score for each pair of patches."""
+    sizes = [Padded(1, windows * WINDOW) for windows in (16, 64)]
+    for scoreless in (True, False):
+        small, large = (TowerBatch(seeing(), padded, 2, scoreless) for padded in sizes)
+        for count in ("forward_bytes", "kept_bytes"):
+            growth = getattr(large, count) / getattr(small, count)
+            assert growth == pytest.approx(4, rel=1e-3) if scoreless else growth > 6
 
 
 def test_the_first_stage_alone_sees():

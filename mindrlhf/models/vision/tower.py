@@ -1,7 +1,7 @@
 """Vision tower: patches of images -> rows in place of their tokens' embeddings.
 
-Images are padded to equal numbers of equal windows, so that one graph serves many of them. Composed of MindSpore's
-operators alone.
+Images are padded to equal numbers of equal windows, so that one graph serves many of them. Built from operators with a
+gradient (`Operators.composed`).
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.composed_attention import MASKED
 from mindrlhf.backend.operators import Operators
 from mindrlhf.configs.vision import VisionConfig
@@ -60,6 +59,7 @@ class TowerBlock(nn.Cell):
         self.down = parts.linear(f"{name}mlp.down_proj")
         self.rotary = parts.operators.rotary
         self.swiglu = parts.operators.swiglu
+        self.attend = parts.operators.image_attention
         self.heads = vision.num_heads
         self.head_dim = vision.head_dim
         self.scale = vision.head_dim**-0.5
@@ -75,27 +75,13 @@ class TowerBlock(nn.Cell):
         span = mask.shape[1] if self.whole else self.window
         qkv = self.qkv(self.attention_norm(x), NO_INPUTS).reshape((x.shape[0], 3, self.heads, self.head_dim))
         shape = (1, x.shape[0], self.heads, self.head_dim)
-        query = self.rotary(qkv[:, 0].astype("float32").reshape(shape), cos, sin)
-        key = self.rotary(qkv[:, 1].astype("float32").reshape(shape), cos, sin)
-        y = self._attend(query * self.scale, key, qkv[:, 2].reshape(shape), mask, span)
+        runs = (x.shape[0] // span, span, self.heads, self.head_dim)
+        query = self.rotary(qkv[:, 0].astype("float32").reshape(shape), cos, sin).reshape(runs)
+        key = self.rotary(qkv[:, 1].astype("float32").reshape(shape), cos, sin).reshape(runs)
+        y = self.attend(query, key, qkv[:, 2].reshape(runs), mask.reshape(runs[:2]), self.scale)
         x = x + self.proj(y.astype(x.dtype), NO_INPUTS)
         h = self.feed_forward_norm(x)
         return x + self.down(self.swiglu(self.gate(h, NO_INPUTS), self.up(h, NO_INPUTS)), NO_INPUTS)
-
-    def _attend(self, query, key, value, mask, span):
-        """Attend within runs of `span` patches.
-
-        [1, rows, heads, d] each -> [rows, heads * d].
-        """
-        rows = query.shape[1]
-        runs = rows // span
-        split = (runs, span, self.heads, self.head_dim)
-        query = query.reshape(split).transpose((0, 2, 1, 3))
-        key = key.reshape(split).transpose((0, 2, 1, 3))
-        value = value.astype("float32").reshape(split).transpose((0, 2, 1, 3))
-        scores = ops.BatchMatMul(transpose_b=True)(query, key)
-        weights = ops.softmax(scores + expand(mask.reshape((runs, 1, 1, span)), scores.shape), -1)
-        return ops.BatchMatMul()(weights, value).transpose((0, 2, 1, 3)).reshape((rows, -1))
 
 
 class Merger(nn.Cell):
