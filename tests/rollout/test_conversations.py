@@ -15,7 +15,7 @@ from mindrlhf.rollout.partner import Reply, SharedPartner
 LIMIT, SAMPLES, BUCKET = 40, 3, 16  # every length of the cache is a graph
 PENALISED = FILTERS | {"min_new_tokens": 5}
 HOW = {"fused": {}, "filtered": PENALISED, "composed": {}, "greedy": {"temperature": 0.0}}
-EACH = few_of(["fused", "filtered", "composed"], ["greedy"])
+EACH = few_of(["fused", "composed"], ["filtered", "greedy"])
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_conversations_are_those_of_the_simulation(subjects, alone, how):
     assert engine.statistics.partner_s > 0
 
 
-@pytest.mark.parametrize("how", EACH)
+@pytest.mark.parametrize("how", few_of(["fused"], ["composed", "filtered", "greedy"]))
 def test_log_probs_are_those_of_the_train_graph(subjects, alone, how):
     groups, _, _ = alone[how]
     temperature = {"filtered": FILTERS["temperature"], "greedy": 1.0}.get(how, TEMPERATURE)
@@ -111,9 +111,9 @@ def test_log_probs_are_those_of_the_train_graph(subjects, alone, how):
             np.testing.assert_allclose(rollout.row("policy_log_probs")[drawn], expected[drawn], rtol=0, atol=1e-4)
 
 
-SLOTS = [("fused", 2), ("fused", 64)]
+SLOTS = [("fused", 2)]
 MORE_SLOTS = [
-    *(("fused", slots) for slots in (3, 7)),
+    *(("fused", slots) for slots in (3, 7, 64)),
     *(("filtered", slots) for slots in (2, 3, 7, 64)),
     *(("composed", slots) for slots in (2, 3, 7, 64)),
 ]

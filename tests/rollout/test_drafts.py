@@ -80,7 +80,7 @@ def rollouts_of(request):
 
 @pytest.mark.parametrize(
     ("slots", "temperature"),
-    few_of([(3, 0.0), (17, 0.3)], [(6, 1.0), (6, 0.0), (17, 0.0), (3, 0.3), (6, 0.3), (3, 1.0), (17, 1.0)]),
+    few_of([(17, 0.3)], [(3, 0.0), (6, 1.0), (6, 0.0), (17, 0.0), (3, 0.3), (6, 0.3), (3, 1.0), (17, 1.0)]),
 )
 def test_rollouts_are_the_same(fused, rollouts_of, slots, temperature):
     plain, (before, again) = rollouts_of(False, 20, temperature)
@@ -93,6 +93,7 @@ def test_rollouts_are_the_same(fused, rollouts_of, slots, temperature):
     assert second.decode_steps < first.decode_steps
 
 
+@pytest.mark.slow
 def test_penalties_draw_one_token_at_a_time(fused, rollouts_of):
     found, statistics = rollouts_of(True, 8, repetition_penalty=1.2)
     assert found == rollouts_of(False, 8, repetition_penalty=1.2)[0]

@@ -61,8 +61,9 @@ def assert_same(groups, others):
 @pytest.mark.parametrize(
     ("name", "slots"),
     few_of(
-        [("qwen3_tiny", 5), ("qwen2_tiny_lora", 2), ("qwen3_moe_tiny", 6)],
+        [("qwen2_tiny_lora", 2), ("qwen3_moe_tiny", 6)],
         [
+            ("qwen3_tiny", 5),
             ("llama3_tiny", 3),
             ("qwen3_moe_tiny", 1),
             ("qwen2_tiny", 2),
@@ -131,7 +132,7 @@ def test_order_number_and_company_of_prompts_do_not_matter(subject, plain, group
     assert_same(plain.generate([subject.prompts[i] for i in (4, 0)], 2, STEP), groups)
 
 
-@pytest.mark.parametrize(("slots", "bucket"), few_of([(7, 16), (40, 4)], [(5, 64)]))
+@pytest.mark.parametrize(("slots", "bucket"), few_of([(7, 16)], [(40, 4), (5, 64)]))
 def test_slots_and_bucket_do_not_matter(subject, groups, slots, bucket):
     """Seven slots are refilled one at a time, forty take all samples at once; prompts are padded beyond the longest."""
     assert_same(subject.engine(slots, bucket).generate(subject.prompts, 3, STEP), groups)
@@ -162,6 +163,7 @@ def test_new_weights_are_seen_at_once(subject, plain, groups):
     assert_same(plain.generate(subject.prompts, 3, STEP), groups)
 
 
+@pytest.mark.slow
 def test_filters_penalty_and_least_length(subject, filtering):
     """All of them at once, with slots refilled: what a slot's last sample has seen must not stay behind."""
     groups = filtering.generate(subject.prompts, 3, STEP)

@@ -40,7 +40,11 @@ def assert_are_the_oracle_s(subject: Subject, groups) -> None:
         assert len({id(rollout.tokens["prompt_routing"]) for rollout in group.rollouts}) == 1
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, FILTERS], ids=["operator", "drafts", "one token"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.0}, pytest.param(FILTERS, marks=pytest.mark.slow)],
+    ids=["operator", "drafts", "one token"],
+)
 def test_routing_of_responses(subject, settings):
     """Greedy samples are alike, so that drafts are proposed and some are rejected."""
     engine = subject.engine(slots=4, **settings)

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from engine_subject import STEP, Subject, by_sample
+from slow_cases import few_of
 
 from mindrlhf.data.tool_formats import ToolCall, ToolFormat
 from mindrlhf.environments.conversations import Conversations
@@ -78,7 +79,7 @@ def alone(subject, pool):
 
 @pytest.mark.parametrize(
     ("slots", "samples"),
-    [(4, 3), (16, 3), *(pytest.param(slots, 13, marks=pytest.mark.slow) for slots in (1, 4, 16, 64))],
+    few_of([(4, 3)], [(16, 3), *((slots, 13) for slots in (1, 4, 16, 64))]),
 )
 def test_the_time_of_tools_and_the_number_of_slots_do_not_matter(subject, pool, alone, slots, samples):
     known, _ = alone
