@@ -69,7 +69,7 @@ def on_context(row, mask):
 
 @pytest.fixture(scope="module")
 def model():
-    return SmallModel.random(6)
+    return SmallModel.random(6, num_layers=1)
 
 
 @pytest.mark.parametrize("aggregation", few_of(["seq-mean-token-mean"], ["token-mean"]))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from slow_cases import few_of
 
 from mindrlhf.backend.native.operators import open_operators
 from mindrlhf.backend.operators import COMPOSED
@@ -97,7 +98,9 @@ def operators(request):
     return open_operators() or pytest.skip("the fused operators cannot be built here")  # tests/backend says why
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["unclipped", "clipped"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param(SETTINGS[0], marks=pytest.mark.slow), SETTINGS[1]], ids=["unclipped", "clipped"]
+)
 def test_several_updates_are_those_of_the_paper(operators, settings):
     """The third is at rate 0, which moves the moments only; the fourth has a small gradient that is not clipped."""
     subject, reference = Subject(settings, operators=operators), Reference(settings, start())
@@ -186,6 +189,7 @@ def test_buffers_are_named_after_their_weights(twins):
         assert not any(buffer.requires_grad for buffer in group)
 
 
+@pytest.mark.parametrize("operators", few_of(["fused"], ["composed"]), indirect=True, scope="module")
 def test_updates_in_blocks_are_the_same_bits(operators):
     whole, parts = (Subject(OptimizerSettings(), numbers, operators) for numbers in (None, 20))
     assert whole.optimizer.blocks == ((0, 1, 2, 3, 4),)

@@ -52,6 +52,7 @@ def subject(model):
     return Subject(model, NEGATIVE_LOG_LIKELIHOOD, replays=True, records=True, moves=True)
 
 
+@pytest.mark.parametrize("kind", few_of(["normalised"], ["shares"]), indirect=True, scope="module")
 def test_given_experts_compute_the_tokens_with_shares_of_the_whole_softmax(model, groups, scorers):
     """Every other group's; for the rest the routers choose."""
     form = RoutingForm.of(model.config)
@@ -86,6 +87,7 @@ def test_a_router_has_the_gradient_of_the_shares_that_it_gives_to_given_experts(
     assert (subject.gradients[ROUTER] * direction).sum() == pytest.approx(slope, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", few_of(["normalised"], ["shares"]), indirect=True, scope="module")
 def test_a_pass_records_what_the_routers_choose(model, groups, scorers):
     scorer, first, other = scorers
     own = scorer(groups)

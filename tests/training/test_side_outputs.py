@@ -72,6 +72,7 @@ def test_the_gradient_is_that_of_the_loss_with_its_term(subject, name):
     assert (losses[0] - losses[1]) / 0.04 == pytest.approx(norm, rel=0.01)
 
 
+@pytest.mark.slow
 def test_without_the_term_the_gradients_are_others(plain):
     with_term, without = plain.results(), Subject(ALONE, {}, coefficient=0.0).results()
     assert without[1] == {TERM: 0.0}

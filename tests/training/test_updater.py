@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from slow_cases import few_of
 from small_model import SmallModel, log_softmax
 from small_updater import (
     BETA,
@@ -159,7 +160,7 @@ def test_log_probs_and_metrics_are_per_token(model, step, whole):
     np.testing.assert_allclose(update.weighted["pg_loss"] + BETA * update.weighted["kl"], update.loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("max_tokens", "bucket", "pieces"), [(HALVES, 16, [3, 2]), (SINGLES, 16, [1] * 5)])
+@pytest.mark.parametrize(("max_tokens", "bucket", "pieces"), few_of([(HALVES, 16, [3, 2])], [(SINGLES, 16, [1] * 5)]))
 def test_any_cut_gives_the_same_gradients(model, step, whole, max_tokens, bucket, pieces):
     assert [len(micro.groups) for micro in cut(step.groups, max_tokens, bucket)] == pieces
     subject, seen = Subject(model, clip_and_kl(), TEMPERATURE, max_tokens, bucket), []
@@ -189,6 +190,7 @@ def test_layers_computed_again_give_the_same_bits(model, step, whole):
         assert subject.gradients[name].tobytes() == gradient.tobytes(), name
 
 
+@pytest.mark.slow
 def test_tokens_that_were_not_sampled_are_context_only(model, step):
     """Whatever stands on them changes nothing; what they are changes what comes after them."""
     rng = np.random.default_rng(3)
@@ -326,7 +328,8 @@ class Run:
         )
 
 
-@pytest.mark.parametrize("compiled_anew", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled_anew", [False, True])
 def test_the_same_seed_twice_gives_the_same_bits(compiled_anew):
     model = SmallModel.random(7, num_layers=1)
     run = Run(model, seed=1)
