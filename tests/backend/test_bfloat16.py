@@ -24,9 +24,10 @@ from mindrlhf.rollout.sampling import Sampler
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 
-# By default one test has these, the other the rest: each is compiled once in float32 and twice with rounded products.
-GOLDEN = ["qwen2_tiny_lora", "qwen3_tiny", "llama3_tiny"]
-OTHER_GOLDEN = ["qwen2_tiny", "qwen3_tiny_lora"]
+# By default one test has the first, another the second: each is compiled in float32 and twice with rounded products.
+GOLDEN = ["qwen3_tiny"]
+OTHER_GOLDEN = ["qwen2_tiny_lora"]
+SLOW_GOLDEN = ["llama3_tiny", "qwen2_tiny", "qwen3_tiny_lora"]
 SLOTS = 20
 
 
@@ -74,14 +75,14 @@ def errors(shared, name: str, used) -> tuple[float, dict[str, float]]:
     return found_loss / loss - 1, size
 
 
-@pytest.mark.parametrize("name", few_of(GOLDEN, OTHER_GOLDEN))
+@pytest.mark.parametrize("name", few_of(GOLDEN, OTHER_GOLDEN + SLOW_GOLDEN))
 def test_loss_and_gradients_are_near_the_exact_ones(bfloat16, shared, name):
     loss, gradients = errors(shared, name, bfloat16)
     assert 0 < abs(loss) < 1e-3
     assert max(gradients.values()) < 0.02
 
 
-@pytest.mark.parametrize("name", few_of(OTHER_GOLDEN, GOLDEN))
+@pytest.mark.parametrize("name", few_of(OTHER_GOLDEN, GOLDEN + SLOW_GOLDEN))
 def test_the_way_back_adds_less_than_one_percent(bfloat16, shared, name):
     """With a float32 way there: what is more comes from the rounded weights and inputs of the layers' own products."""
     back, exact = NativeOperators(str(native.library().path), "bfloat16"), open_operators("float32")
