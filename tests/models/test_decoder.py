@@ -20,11 +20,10 @@ SCALING = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, origina
     params=[
         *few_of(
             [
-                "llama3_tiny",
                 "qwen2_tiny_lora",
                 "qwen3_moe_tiny",
             ],
-            ["qwen2_tiny", "qwen3_tiny", "qwen3_tiny_lora", "qwen3_moe_dense_first_tiny"],
+            ["llama3_tiny", "qwen2_tiny", "qwen3_tiny", "qwen3_tiny_lora", "qwen3_moe_dense_first_tiny"],
         ),
     ],
 )

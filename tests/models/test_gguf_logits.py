@@ -4,6 +4,7 @@ import gguf_files
 import numpy as np
 import pytest
 import reference_model
+from slow_cases import few_of
 from small_model import SmallModel
 from whole_sequences import compiled_logits
 
@@ -48,8 +49,12 @@ def logits():
     return run
 
 
-@pytest.mark.parametrize("kind", gguf_files.TYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+PAIRS = [(family, kind) for kind in gguf_files.TYPES for family in FAMILIES]
+# Each type in one family, and each family in several types.
+FEW = [(family, kind) for family, kind in PAIRS if [*gguf_files.TYPES].index(kind) % 4 == [*FAMILIES].index(family)]
+
+
+@pytest.mark.parametrize(("family", "kind"), few_of(FEW, [pair for pair in PAIRS if pair not in FEW]))
 def test_logits_are_those_of_the_dequantised_weights(tmp_path, logits, family, kind):
     config = gguf_files.wide_config(**FAMILIES[family])
     arrays = gguf_files.write_gguf(tmp_path / "model.gguf", config, kind)

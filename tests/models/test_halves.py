@@ -108,6 +108,20 @@ class Subject:
         return {"output": np.where(counts, out.asnumpy(), 0), "x": d_x.asnumpy(), **found}
 
 
+@pytest.fixture(scope="module")
+def subjects(fused):
+    """(operators or None for the fused ones, case, recompute) -> a subject, compiled once for all tests."""
+    known = {}
+
+    def get(used: Operators | None, case, recompute: bool = False) -> Subject:
+        key = (used is None, repr(case), recompute)
+        if key not in known:
+            known[key] = Subject(used or fused, case, recompute)
+        return known[key]
+
+    return get
+
+
 def unused_rows(lengths) -> np.ndarray:
     """bool[ROWS]: those of padding."""
     used = [np.arange(size) < np.array(part)[:, None] for size, part in zip((P, R), lengths, strict=True)]
@@ -115,8 +129,8 @@ def unused_rows(lengths) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", ALL_CASES)
-def test_fused_halves_equal_composed_ones(fused, case):
-    expected, found, again = Subject(COMPOSED, case), Subject(fused, case), Subject(fused, case, recompute=True)
+def test_fused_halves_equal_composed_ones(subjects, case):
+    expected, found, again = subjects(COMPOSED, case), subjects(None, case), subjects(None, case, recompute=True)
     assert found.decoder.fused
     for lengths in (PADDED, WHOLE):
         composed, values = expected(lengths), found(lengths)
@@ -128,8 +142,8 @@ def test_fused_halves_equal_composed_ones(fused, case):
             assert array.tobytes() == values[name].tobytes(), name
 
 
-def test_padding_is_neither_read_nor_left_undefined(fused):
-    subject, unused = Subject(fused, CASES[1]), unused_rows(PADDED)
+def test_padding_is_neither_read_nor_left_undefined(subjects):
+    subject, unused = subjects(None, CASES[1]), unused_rows(PADDED)
     x = np.random.default_rng(3).normal(size=(ROWS, HIDDEN)).astype(np.float32)
     clean, dirty = subject(PADDED, x), subject(PADDED, np.where(unused[:, None], np.float32(np.nan), x))
     for name, array in clean.items():
@@ -175,20 +189,20 @@ def test_a_decoded_position_equals_the_composed_one(fused, case):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(1, np.abs(other).max()))
 
 
-PRINT_BYTES = "from test_halves import *; print(digest(CPU.operators()))"
+PRINT_BYTES = "from test_halves import *; print(digest(Subject(CPU.operators(), CASES[0])))"
 
 
-def digest(operators: Operators) -> str:
+def digest(subject: Subject) -> str:
     found = hashlib.sha256()
-    for array in Subject(operators, (True, False, 0, None))(PADDED).values():
+    for array in subject(PADDED).values():
         found.update(array.tobytes())
     return found.hexdigest()
 
 
-def test_results_do_not_depend_on_the_number_of_threads(fused):
+def test_results_do_not_depend_on_the_number_of_threads(subjects):
     """Here there are one or two; a process of its own has three."""
     assert os.environ["OMP_NUM_THREADS"] in ("1", "2")
     three = {"OMP_NUM_THREADS": "3", "PYTHONPATH": os.pathsep.join(["tests/models", "tests/helpers", "."])}
     command = [sys.executable, "-c", PRINT_BYTES]
     done = subprocess.run(command, env=os.environ | three, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == digest(fused)
+    assert done.stdout.strip() == digest(subjects(None, CASES[0]))

@@ -29,15 +29,15 @@ ONE_CHUNK, THREE_CHUNKS, A_TOKEN_EACH = CHUNK_NUMBERS, 4 * VOCABULARY, 1
 FEW = [
     (ONE_CHUNK, False, False),
     (THREE_CHUNKS, True, False),
-    (A_TOKEN_EACH, False, False),
     (ONE_CHUNK, True, True),
     (THREE_CHUNKS, False, True),
     (A_TOKEN_EACH, True, True),
 ]
-REST = [pytest.param((chunk, not bonus, fused), marks=pytest.mark.slow) for chunk, bonus, fused in FEW]
+REST = [(chunk, not bonus, fused) for chunk, bonus, fused in FEW]
+REST += [(A_TOKEN_EACH, bonus, False) for bonus in (False, True)]
 
 
-@pytest.fixture(scope="module", params=[*FEW, *REST], ids=str)
+@pytest.fixture(scope="module", params=[*FEW, *(pytest.param(one, marks=pytest.mark.slow) for one in REST)], ids=str)
 def run(request):
     """(hidden, head, targets, weights) -> log-probs and entropy of the tokens that are USED, and the gradients of the
     sum over these of weights * log-probs plus ENTROPY_WEIGHTS * entropy, which counts only where the entropy has a

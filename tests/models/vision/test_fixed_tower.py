@@ -1,5 +1,6 @@
 """A tower that nothing changes: an image's rows are the stored ones, computed once, and kept within a limit."""
 
+import copy
 from dataclasses import replace
 
 import mindspore
@@ -13,6 +14,7 @@ from mindrlhf.configs.grpo import SamplingSettings, TrainSettings
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.images.processor import ImageProcessor
 from mindrlhf.models.initialize import build_parameters
+from mindrlhf.models.vision.batch import RowInputs
 from mindrlhf.models.vision.fixed_tower import FixedTower, KnownRows, open_known_rows
 from mindrlhf.models.vision.rows import TOWER
 from mindrlhf.rollout.engine import Engine
@@ -36,6 +38,21 @@ def tower(seeing):
     return tower_of(seeing, KnownRows(ROOM))
 
 
+def knowing(tower, known) -> FixedTower:
+    """The tower, compiled as it is, with other known rows."""
+    other = copy.copy(tower)
+    other._known = known
+    return other
+
+
+class ShownBy:
+    """Inputs of a decoder whose rows come from a tower that can be changed; its graphs are compiled once."""
+
+    def __init__(self, seeing):
+        self.tower = None
+        self.inputs = RowInputs(seeing.config.vision, seeing.config.hidden_size, lambda one: self.tower.rows_of(one))
+
+
 @pytest.fixture(scope="module")
 def frozen(seeing) -> Seeing:
     return replace(seeing, config=seeing.config.model_copy(update={"frozen": ("vision", "merger")}))
@@ -50,14 +67,14 @@ def mirrored(seeing):
 def test_rows_are_the_stored_ones_whatever_was_computed_before(seeing, tower):
     found = [tower.rows_of(picture) for picture in seeing.pictures]
     np.testing.assert_allclose(np.concatenate(found), seeing.stored["image_embeds"], rtol=0, atol=1e-5)
-    other = tower_of(seeing, KnownRows(0))
+    other = knowing(tower, KnownRows(0))
     for rows, picture in zip(reversed(found), reversed(seeing.pictures), strict=True):
         np.testing.assert_array_equal(other.rows_of(picture), rows)
 
 
-def test_an_image_is_computed_once_and_one_that_looks_otherwise_too(seeing, mirrored):
+def test_an_image_is_computed_once_and_one_that_looks_otherwise_too(seeing, tower, mirrored):
     known = KnownRows(ROOM)
-    tower = tower_of(seeing, known)
+    tower = knowing(tower, known)
     picture = seeing.pictures[4]
     again = ImageProcessor(picture.settings).picture(seeing.stored["image_4"], "elsewhere")
     one, same, other = (tower.rows_of(shown) for shown in (picture, again, mirrored))
@@ -68,11 +85,11 @@ def test_an_image_is_computed_once_and_one_that_looks_otherwise_too(seeing, mirr
     assert known.collect() == (0, [])
 
 
-def test_the_least_recently_used_rows_go_first(seeing):
+def test_the_least_recently_used_rows_go_first(seeing, tower):
     pictures = seeing.pictures[:3]
     sizes = [4 * picture.tokens * seeing.config.hidden_size for picture in pictures]
     known = KnownRows(sizes[0] + max(sizes[1:]))
-    tower = tower_of(seeing, known)
+    tower = knowing(tower, known)
     first = tower.rows_of(pictures[0])
     for shown in (1, 0, 2, 0):  # the second image has to make room for the third one
         tower.rows_of(pictures[shown])
@@ -84,22 +101,22 @@ def test_the_least_recently_used_rows_go_first(seeing):
     assert known.collect() == (1, [pictures[1]])
 
 
-def test_an_image_above_the_limit_leaves_the_others(seeing):
+def test_an_image_above_the_limit_leaves_the_others(seeing, tower):
     small, large = sorted(seeing.pictures, key=lambda picture: picture.tokens)[:: len(seeing.pictures) - 1]
     known = KnownRows(4 * small.tokens * seeing.config.hidden_size)
-    tower = tower_of(seeing, known)
+    tower = knowing(tower, known)
     for shown in (small, large, large, small):
         tower.rows_of(shown)
     assert known.collect() == (1, [small, large, large])
 
 
-def test_equal_towers_share_rows_and_others_do_not(seeing):
+def test_equal_towers_share_rows_and_others_do_not(seeing, tower):
     """The text's weights have no part in it; one bias of the tower has, and so has the dtype of products."""
     known = KnownRows(ROOM)
     picture = seeing.pictures[0]
     bias, norm = f"{TOWER}merger.mlp.2.bias", "model.norm_out.weight"
     changed = {name: replace(seeing, arrays=seeing.arrays | {name: seeing.arrays[name] + 1}) for name in (bias, norm)}
-    rows = tower_of(seeing, known).rows_of(picture)
+    rows = knowing(tower, known).rows_of(picture)
     assert tower_of(changed[norm], known).rows_of(picture) is rows
     np.testing.assert_allclose(tower_of(changed[bias], known).rows_of(picture), rows + 1, rtol=0, atol=1e-5)
     tower_of(seeing, known, "bfloat16").rows_of(picture)
@@ -122,28 +139,29 @@ def test_rows_are_known_only_where_tower_and_merger_stay(seeing, changes, is_ope
     assert (open_known_rows(seeing.config.model_copy(update=changes), 1.0) is not None) == is_open
 
 
-def updated(frozen, **decoder):
-    """Results of an update, and the gradients."""
-    subject = Subject(frozen, NEGATIVE_LOG_LIKELIHOOD, **decoder)
-    update = subject.updater(frozen.groups, RATE, weights=frozen.weights)
-    scores = Scorer(PolicyLogProbs(subject.decoder, 1.0), TrainSettings(length_bucket=4))(frozen.groups)
-    return update, scores, subject.gradients
-
-
 @pytest.fixture(scope="module")
-def known_and_not(frozen):
-    """The same update and scores with rows that are known, and with a tower that computes them each time."""
-    found = []
+def known_and_not(frozen, tower):
+    """The same update, scores and gradients with rows that are known, and with a tower that computes them each time."""
+    found, shown = [], ShownBy(frozen)
+    subject = Subject(frozen, NEGATIVE_LOG_LIKELIHOOD, image_rows=shown.inputs)
+    scorer = Scorer(PolicyLogProbs(subject.decoder, 1.0), TrainSettings(length_bucket=4))
     for limit in (ROOM, 0):
-        tower = tower_of(frozen, KnownRows(limit))
+        known = KnownRows(limit)
+        shown.tower = knowing(tower, known)
         for picture in frozen.pictures:
-            tower.rows_of(picture)
-        found.append(updated(frozen, image_rows=tower.inputs))
+            shown.tower.rows_of(picture)
+        known.collect()
+        update = subject.updater(frozen.groups, RATE, weights=frozen.weights)
+        found.append((update, scorer(frozen.groups), dict(subject.gradients)))
+        assert (known.collect()[0] > 0) == bool(limit)
     return found
 
 
-def test_known_rows_change_no_bit_of_scores_and_updates(known_and_not):
+def test_known_rows_change_no_bit_of_scores_and_updates(frozen, known_and_not):
+    """And they are the stored ones."""
     (update, scores, gradients), (other, other_scores, other_gradients) = known_and_not
+    frozen.check_log_probs(update.outputs)
+    frozen.check_norms(gradients)
     assert update.loss == other.loss
     for ours, theirs in ((update.outputs, other.outputs), (scores, other_scores)):
         assert all(np.array_equal(one, two) for (one,), (two,) in zip(ours, theirs, strict=True))
@@ -153,23 +171,24 @@ def test_known_rows_change_no_bit_of_scores_and_updates(known_and_not):
 @pytest.mark.slow
 def test_updates_are_those_of_a_tower_in_the_graph(frozen, known_and_not):
     update, _, gradients = known_and_not[0]
-    frozen.check_log_probs(update.outputs)
-    plain, _, other = updated(frozen)
+    subject = Subject(frozen, NEGATIVE_LOG_LIKELIHOOD)
+    plain = subject.updater(frozen.groups, RATE, weights=frozen.weights)
     np.testing.assert_allclose(update.loss, plain.loss, rtol=1e-6)
-    for name, expected in other.items():
+    for name, expected in subject.gradients.items():
         np.testing.assert_allclose(gradients[name], expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
-def test_known_rows_change_no_bit_of_answers(frozen, mirrored):
+def test_known_rows_change_no_bit_of_answers(frozen, tower, mirrored):
     """Two prompts have the same ids; an engine of two slots prefills the prompts one after the other."""
     shown = [(ids, tuple(pictures)) for ids, pictures in frozen.sequences]
     shown.append((shown[1][0], (mirrored,)))
     prompts = [Prompt(number, ids, pictures=own) for number, (ids, own) in enumerate(shown)]
-    answers = []
+    answers, shown_by = [], ShownBy(frozen)
+    decoder, _ = frozen.build(image_rows=shown_by.inputs)
+    engine = Engine(frozen.config, decoder, SamplingSettings(max_new_tokens=6), 2, 39, (0, 1), 0, 8)
     for limit in (ROOM, 0):
         known = KnownRows(limit)
-        decoder, _ = frozen.build(image_rows=tower_of(frozen, known).inputs)
-        engine = Engine(frozen.config, decoder, SamplingSettings(max_new_tokens=6), 2, 39, (0, 1), 0, 8)
+        shown_by.tower = knowing(tower, known)
         groups = [*engine.generate(prompts, 2, 1), *engine.generate(prompts, 2, 1)]
         answers.append([rollout for group in groups for rollout in group.rollouts])
         pictures = sum(len(prompt.pictures) for prompt in prompts)

@@ -189,6 +189,7 @@ def test_text_alone_gives_the_tower_no_gradient_and_is_an_update(least):
         assert subject.gradients[spec.name].any() != is_tower(spec), spec.name
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up(least):
     pictures = random_pictures(least, [(30, 20), (20, 30)])
     groups = [SequenceGroup(sequence([one], 2), (sequence([], 5),), pictures=((one,), ())) for one in pictures]

@@ -19,14 +19,8 @@ def gradients_of(seeing):
     return subject.gradients, update
 
 
-@pytest.mark.parametrize(
-    "frozen",
-    [
-        pytest.param(("vision",), marks=pytest.mark.slow),
-        ("vision", "merger"),
-        pytest.param(("text",), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [("vision",), ("vision", "merger"), ("text",)])
 def test_what_is_frozen_has_no_gradient_and_the_rest_has_its_own(seeing, frozen):
     config = seeing.config.model_copy(update={"frozen": frozen})
     part = replace(seeing, config=config)
