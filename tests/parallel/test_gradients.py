@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slow_cases import few_of
 
 from mindrlhf.parallel import gradients as module
 from mindrlhf.parallel.buckets import buckets
@@ -61,10 +62,12 @@ def test_at_least_as_many_buckets_as_asked_for():
         assert reduce.buckets == expected
 
 
-def test_parameters_of_a_deep_model_are_summed_in_several_graphs(two_alike):
+@pytest.mark.parametrize("most", few_of([40], [module.GRAPH_PARAMETERS]))
+def test_parameters_of_a_deep_model_are_summed_in_several_graphs(two_alike, monkeypatch, most):
     """One graph of all of them is deeper than MindSpore compiles; a full graph is compiled for seconds."""
     from mindspore import Parameter, Tensor
 
+    monkeypatch.setattr(module, "GRAPH_PARAMETERS", most)
     count = module.GRAPH_PARAMETERS + 5
     gradients = [
         Parameter(Tensor(np.full(3, i, np.float32)), name=f"deep.{i}", requires_grad=False) for i in range(count)

@@ -22,14 +22,12 @@ DROPOUT = {"adapter": replace(ADAPTER["adapter"], dropout=0.2)}
 EXPERTS = SPARSE | {"num_experts": 8}
 EP = "expert_parallel"
 THREE = {PP: 2, "offset": (1, 0)}  # layers on two stages
-FEW = {
+# Whole runs of `tests/trainer` have the other axes: `test_layout_pairs` and `test_equal_runs`.
+FEW = {2: [Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True, "num_layers": 1})]}
+MANY = {
     2: [
         Case(THREE, EXPERTS | TIED, replays=True),
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
-    ]
-}
-MANY = {
-    2: [
         Case(THREE, EXPERTS, replays=True),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
         Case({TP: 2}, {}),
@@ -158,6 +156,7 @@ def on_a_half(world) -> Outcome:
     return sharded_updates.run(world, HALVES[ranks], ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
 def test_two_meshes_on_two_ranks_each_train_at_the_same_time():
     """Neither waits for the other, and each equals one process."""
