@@ -1,6 +1,7 @@
 """The phases of a step are listed once, and every timer is one of them."""
 
 import ast
+import functools
 from pathlib import Path
 
 import mindrlhf
@@ -9,7 +10,8 @@ from mindrlhf.metrics.timer import COMPILE, STEP
 PACKAGE = Path(mindrlhf.__file__).parent
 
 
-def trees():
+@functools.cache
+def trees() -> dict[str, ast.Module]:
     return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
 
 

@@ -171,15 +171,16 @@ def _split(rows, bounds):
 
 
 @pytest.fixture(scope="module")
-def scored(batches):
-    """The 1,000 batches with rewards and lengths only."""
-    return list(reward_batches(batches))
+def scored(request, batches):
+    """Batches with rewards and lengths only: 200, and 1,000 with --slow."""
+    return list(itertools.islice(reward_batches(batches), None if request.config.getoption("--slow") else 200))
 
 
 @pytest.fixture(scope="module")
-def with_tokens(batches):
-    """The 1,000 batches with rewards per token and a critic's values."""
-    return list(reward_batches(batches, token_rewards=batches.token_rewards, values=batches.values))
+def with_tokens(request, batches):
+    """The same number of batches with rewards per token and a critic's values."""
+    every = reward_batches(batches, token_rewards=batches.token_rewards, values=batches.values)
+    return list(itertools.islice(every, None if request.config.getoption("--slow") else 200))
 
 
 def assert_same(ours, expected):
