@@ -22,6 +22,7 @@ SETTINGS = (
     "reward.functions=[{name: gsm8k}]",
     "trainer.total_steps=2",
     "trainer.save_rollouts=True",
+    "algorithm.beta=0",
 )
 
 
@@ -37,7 +38,7 @@ def tuned(tmp_path_factory):
         files = ("--file_path", path, "--output_path", folder / f"{name}.mindrecord")
         kind = ("--tokenizer_path", folder, "--dataset_type", "calculator", "--system_prompt", "")
         assert jobs.call(["data", *files, *kind]) == 0
-    jobs.write_yamls(folder, 400)
+    jobs.write_yamls(folder, 400, layers=1)
     task = jobs.Task(folder)
     conversations = {"mind_dataset_dir": folder / "demonstrations.jsonl"}
     settings = ("trainer.total_steps=200", "train.length_bucket=96", "optimizer.warmup_steps=5")

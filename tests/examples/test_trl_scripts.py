@@ -54,7 +54,7 @@ def test_batch_rewards(script, tmp_path):
 
 
 def test_held_out_problems_and_a_callback(script, tmp_path, capsys):
-    runpy.run_path(str(script("grpo_eval_callback.py", max_steps=1, eval_steps=1)), run_name="__main__")
+    runpy.run_path(str(script("grpo_eval_callback.py", max_steps=1, eval_steps=1, beta=0.0)), run_name="__main__")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 1: eval_reward 0.0")]
     assert len(lines) == 2  # of the run, and of `evaluate` behind it
     settings = json.loads((tmp_path / "out" / "trl_eval" / "settings.json").read_text())["grpo"]

@@ -54,7 +54,7 @@ def rows():
 def hub(rows, tmp_path_factory):
     """A hub with a model, one in another format, and a dataset."""
     folder = tmp_path_factory.mktemp("hub")
-    config = small_config(vocab_size=300, max_position_embeddings=128)
+    config = small_config(num_layers=1, vocab_size=300, max_position_embeddings=128)
     tokenizer, arrays = train_tokenizer([row["question"] + row["answer"] for row in rows], 300), random_arrays(config)
     tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
     save_hf(folder / "model", config, tensors, tokenizer=tokenizer)
@@ -231,13 +231,13 @@ def answering(answer):
 def test_a_silent_hub_is_named_and_left(monkeypatch, tmp_path, capfd):
     """After a while a line says so; then the cache serves, or a sentence; others are not held up."""
     monkeypatch.setattr(download, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(download, "SILENCE_S", 3.0)
+    monkeypatch.setattr(download, "SILENCE_S", 1.0)
     with answering(lambda path: None) as address:
         for key, value in {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
             monkeypatch.setenv(key, value)
         with pytest.raises(UserError, match=f"org/silent: there is no such path .*{address} cannot be reached; where"):
             download.download("org/silent", "model", ["*"])
-    assert "org/silent: the hub has not answered for 0.2 s; it is waited for up to 3 s" in capfd.readouterr().err
+    assert "org/silent: the hub has not answered for 0.2 s; it is waited for up to 1 s" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "sha"])

@@ -336,7 +336,7 @@ ADAPTERS = ("lora.rank=4", "lora.reference=start")
 )
 def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
     """Roles and phases of a job with swap, of the rank that has most of each, and the peak of memory."""
-    task = jobs.make_task(tmp_path / "task")
+    task = jobs.make_task(tmp_path / "task", layers=1)
     settings = ("memory.swap=True", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2", "trainer.total_steps=1")
     settings = (*settings, "algorithm.reference_sync_steps=1", "trainer.save_freq=1", *layouts)
     arguments = task.train(tmp_path / "run", *settings, enable_compile_cache=None)  # reading graphs takes memory, too

@@ -7,6 +7,7 @@ import numpy as np
 import psutil
 import pytest
 from reward_pools import FAULTS, command, runner, texts
+from slow_cases import few_of
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.errors import UserError
@@ -50,7 +51,7 @@ LOST = {
 HUNG = ("hang", "spin", "deaf", "stop")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", few_of([3], [1]))
 def test_a_fault_costs_its_sample_only(faults, workers):
     completions = []
     for number, fault in enumerate((*LOST, *HUNG, "print", "read", "none", "parts", "only parts", "numpy", "thread")):

@@ -20,7 +20,7 @@ from mindrlhf.models.parameters import parameter_table, trained_count
 from mindrlhf.trainer.check import read_roles
 from mindrlhf.training.batch import SequenceGroup
 
-MODEL = small_config(adapter=Adapter(4, 8))
+MODEL = small_config(num_layers=1, adapter=Adapter(4, 8))
 SETTINGS = ("lora.rank=4", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2")
 
 
