@@ -92,7 +92,8 @@ def test_a_training_step_s_responses_come_out_again(task, model, tmp_path):
     """Recorded by the trainer's own engine, in its first step; the same seed and step, weights and settings here."""
     run = jobs.Run(tmp_path)
     flags = {"load_sft_checkpoint_infer": model}
-    assert jobs.call(task.train(tmp_path, "trainer.total_steps=1", "rollout.temperature=0.8", "seed=3", **flags)) == 0
+    settings = ("trainer.total_steps=1", "rollout.temperature=0.8", "seed=3", "algorithm.beta=0")
+    assert jobs.call(task.train(tmp_path, *settings, **flags)) == 0
     output = tmp_path / "generated.jsonl"
     flags = ("--num_generations", 4, "--seed", 3, "--step", 1, "--log_probs", "temperature=0.8", "max_new_tokens=16")
     assert jobs.call(generation(model, task.folder / "train.mindrecord", output, *flags)) == 0

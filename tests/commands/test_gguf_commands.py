@@ -34,7 +34,7 @@ def trained(task, file, tmp_path_factory):
 def test_a_run_is_that_of_the_folder(task, model, file, tmp_path):
     metrics = []
     for name, path in (("folder", model), ("file", file)):
-        assert jobs.call(task.train(tmp_path / name, load_sft_checkpoint_infer=path)) == 0
+        assert jobs.call(task.train(tmp_path / name, "algorithm.beta=0", load_sft_checkpoint_infer=path)) == 0
         rows = jobs.Run(tmp_path / name).metrics
         metrics.append([{key: row[key] for key in row if key.startswith(("actor/", "critic/"))} for row in rows])
     assert len(metrics[0]) == 3
