@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from slow_cases import few_of
 
 from mindrlhf.checkpoint.ckpt_file import index_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
@@ -165,7 +166,7 @@ def test_the_script(folder, tmp_path, root):
     assert "there is no such folder" in refused.stderr
 
 
-@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+@pytest.mark.parametrize("kind", few_of(["ckpt"], ["safetensors"]))
 def test_mindformers_computes_the_golden_logits(shared, tmp_path, monkeypatch, kind):
     ms = pytest.importorskip("mindspore")
     golden = shared / "golden" / "qwen2_tiny"
