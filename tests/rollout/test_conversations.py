@@ -13,6 +13,7 @@ from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.rollout.partner import Reply, SharedPartner
 
 LIMIT, SAMPLES, BUCKET = 40, 3, 16  # every length of the cache is a graph
+ONE_LENGTH = 64  # of composed layers, whose graphs are compiled for seconds
 PENALISED = FILTERS | {"min_new_tokens": 5}
 HOW = {"fused": {}, "filtered": PENALISED, "composed": {}, "greedy": {"temperature": 0.0}}
 EACH = few_of(["fused", "composed"], ["filtered", "greedy"])
@@ -62,7 +63,8 @@ class Alone(dict):
         self.subjects = subjects
 
     def __missing__(self, how):
-        engine = self.subjects[how].engine(1, BUCKET, no_text, max_new_tokens=LIMIT, **HOW[how])
+        bucket = ONE_LENGTH if how == "composed" else BUCKET
+        engine = self.subjects[how].engine(1, bucket, no_text, max_new_tokens=LIMIT, **HOW[how])
         partner = ScriptedPartner()
         self[how] = generate(engine, self.subjects[how], partner), partner, engine
         return self[how]

@@ -27,6 +27,11 @@ def subject() -> Subject:
     return Subject.random(records=True, **SPARSE)
 
 
+@pytest.fixture(scope="module")
+def plain(subject) -> Engine:
+    return subject.engine(slots=4)
+
+
 def assert_are_the_oracle_s(subject: Subject, groups) -> None:
     """All experts of all tokens; those behind the last drawn token were not computed."""
     experts = subject.model.config.num_experts
@@ -45,9 +50,9 @@ def assert_are_the_oracle_s(subject: Subject, groups) -> None:
     [{}, {"temperature": 0.0}, pytest.param(FILTERS, marks=pytest.mark.slow)],
     ids=["operator", "drafts", "one token"],
 )
-def test_routing_of_responses(subject, settings):
+def test_routing_of_responses(subject, plain, settings):
     """Greedy samples are alike, so that drafts are proposed and some are rejected."""
-    engine = subject.engine(slots=4, **settings)
+    engine = subject.engine(slots=4, **settings) if settings else plain
     groups = engine.generate(subject.prompts, 3, STEP)
     assert_are_the_oracle_s(subject, groups)
     if settings == {"temperature": 0.0} and subject.decoder.fused:
@@ -57,12 +62,12 @@ def test_routing_of_responses(subject, settings):
 def test_routing_of_composed_decoding():
     one = {"num_layers": 1, "mlp_only_layers": ()}
     subject = Subject.random(COMPOSED, records=True, **SPARSE | one)
-    assert_are_the_oracle_s(subject, subject.engine(slots=3).generate(subject.prompts, 2, STEP))
+    assert_are_the_oracle_s(subject, subject.engine(slots=3, bucket=32).generate(subject.prompts, 2, STEP))
 
 
-def test_routing_of_conversations(subject):
+def test_routing_of_conversations(subject, plain):
     """Replies pass through the model, but for one that ends the conversation."""
-    groups = subject.engine(slots=4).generate(subject.prompts, 3, STEP, partner=ScriptedPartner())
+    groups = plain.generate(subject.prompts, 3, STEP, partner=ScriptedPartner())
     assert_are_the_oracle_s(subject, groups)
     assert any(not rollout.sampled[-1] for group in groups for rollout in group.rollouts)
 

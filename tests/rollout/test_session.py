@@ -38,7 +38,7 @@ def subject(request) -> Subject:
 
 @pytest.fixture(scope="module")
 def engine(subject):
-    return subject.engine(slots=4, decode_text=text)
+    return subject.engine(slots=4, bucket=16, decode_text=text)
 
 
 def settings(**options) -> SamplingSettings:
