@@ -108,6 +108,7 @@ def test_ppo_warms_its_critic_up_first(alone):
     assert run.metrics[1]["actor/kl_coef"] == pytest.approx(0.01 * (1 - 0.2 * 16 / 20))
 
 
+@pytest.mark.slow
 def test_everything_is_on(alone):
     run = alone("everything")
     last = run.metrics[-1]
@@ -125,12 +126,11 @@ CUTS = {
     "dp2zero3": (2, [*jobs.layout("train", "dp2zero3"), *jobs.layout("infer", "tp2")]),
     "tp2pp2": (4, [*jobs.TWO_LAYERS, *jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")]),
 }
-DEFAULT = [("ppo", "one group at a time")]
 
 
 def case(name: str, cut: str):
     workers, settings = CUTS[cut]
-    marks = [pytest.mark.msrun] * bool(workers) + [pytest.mark.slow] * ((name, cut) not in DEFAULT)
+    marks = [pytest.mark.slow] + [pytest.mark.msrun] * bool(workers)
     return pytest.param(name, workers, settings, marks=marks, id=f"{name}-{cut}")
 
 

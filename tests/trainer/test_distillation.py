@@ -30,7 +30,7 @@ SETTINGS = (
 
 def save_teacher(folder, tokenizer: Tokenizer):
     """Write a random model of other sizes than the policy's, which prefers some tokens wherever they stand."""
-    shape = {"num_layers": 3, "hidden_size": 48, "num_heads": 6, "num_kv_heads": 3, "head_dim": 8}
+    shape = {"num_layers": 1, "hidden_size": 48, "num_heads": 6, "num_kv_heads": 3, "head_dim": 8}
     config = small_config(vocab_size=320, max_position_embeddings=2048, **shape)
     arrays = random_arrays(config, seed=1)
     arrays[EMBEDDING] += np.float32(3)  # the final state has a direction that all positions share

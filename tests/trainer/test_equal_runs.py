@@ -10,7 +10,8 @@ import pytest
 
 from mindrlhf.records.formats import read_record_rows, write_record
 
-TWO_RANKS = ("train_yaml.parallel_config.data_parallel=2", "infer_yaml.parallel_config.data_parallel=2")
+TWO_RANKS = (*jobs.layout("train", "dp2"), *jobs.layout("infer", "dp2"))
+SHARED = (*jobs.layout("train", "dp2zero3"), *jobs.layout("infer", "dp2"))
 SETTINGS = (
     "algorithm.beta=0.1",
     "algorithm.num_iterations=2",
@@ -118,8 +119,10 @@ def test_a_replay_with_tokens_that_were_not_sampled(task, first, tmp_path):
 
 
 @pytest.mark.msrun
-def test_two_workers_equal_one(task, first, tmp_path):
-    assert_close(train(task, tmp_path, *TWO_RANKS, workers=2), first)
+@pytest.mark.parametrize("layouts", [SHARED, pytest.param(TWO_RANKS, marks=pytest.mark.slow)], ids=["shared", "whole"])
+def test_two_workers_equal_one(task, first, tmp_path, layouts):
+    """Whether they share weights, gradients and moments, or each has them whole."""
+    assert_close(train(task, tmp_path, *layouts, workers=2), first)
 
 
 @pytest.mark.slow

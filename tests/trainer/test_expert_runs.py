@@ -10,7 +10,6 @@ import numpy as np
 import phases
 import pytest
 from safetensors.numpy import load_file
-from slow_cases import few_of
 from small_model import EXPERTS, random_arrays
 
 from mindrlhf.checkpoint.hf import save_hf
@@ -117,7 +116,8 @@ UPDATES = {
 }
 
 
-@pytest.mark.parametrize("kind", few_of(["passes"], ["mini-batches"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UPDATES)
 def test_several_updates_replay_the_routing_of_the_first_pass(train, tmp_path, kind):
     settings = (*UPDATES[kind], "train.freeze_router=True", "trainer.total_steps=1")
     one, other = (train(tmp_path / replay, *settings, f"rollout.routing_replay={replay}") for replay in ("off", "old"))
@@ -148,7 +148,12 @@ def test_the_routing_of_rollouts_is_recorded_and_replayed(train, recorded, tmp_p
                 assert routing.dtype == np.uint8
                 assert routing.shape == (len(rollout.response_ids), 2)
                 assert rollout.tokens["prompt_routing"].shape == (len(experience.group.prompt.token_ids) - 1, 2)
-    other = train(tmp_path / "off", *REPLAYED, "rollout.routing_replay=off", **record)
+
+
+@pytest.mark.slow
+def test_without_its_routing_a_record_trains_to_other_weights(train, recorded, tmp_path):
+    record = {"replay": recorded.folder / "rollouts.mindrecord", "mind_dataset_dir": None, "save_data_file": None}
+    other = train(tmp_path, *REPLAYED, "rollout.routing_replay=off", **record)
     assert any(not np.array_equal(other.weights[name], weight) for name, weight in recorded.weights.items())
 
 

@@ -1,7 +1,6 @@
 """Single GRPO runs in this process: reward functions of one's own, and numbers that go wrong."""
 
 import json
-import shutil
 import zlib
 
 import jobs
@@ -118,7 +117,7 @@ def test_reward_functions_that_hang_raise_give_nan_and_print(task, tmp_path):
     (tmp_path / "troubles.py").write_text(TROUBLES)
     names = ("sleeps", "raises", "nothing", "prints")
     functions = ", ".join(f"{{name: '{tmp_path}/troubles.py:{name}'}}" for name in names)
-    settings = (f"reward.functions=[{functions}]", "reward.timeout_s=0.5", "trainer.total_steps=2")
+    settings = (f"reward.functions=[{functions}]", "reward.timeout_s=0.5", "trainer.total_steps=1")
     result = run(task, tmp_path / "out", *settings)
     tokenizer = Tokenizer.from_path(task.folder)
     total = 0
@@ -134,7 +133,7 @@ def test_reward_functions_that_hang_raise_give_nan_and_print(task, tmp_path):
         for name in names:
             assert row[f"reward/{name}/failures"] == (hit.sum() if name in ("raises", "nothing") else 0)
         assert row["actor/grad_norm"] > 0
-    assert 2 < total < 24
+    assert 1 < total < 12
 
 
 @pytest.mark.slow
@@ -243,9 +242,7 @@ def test_what_is_exported_stops_and_samples_as_it_should(task, tmp_path):
     """Both configurations have the tokens that ended answers in training; a card says where it came from."""
     given = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "eos_token_id": 5}
     source = tmp_path / "Tiny-Instruct"
-    run(task, tmp_path / "first", "trainer.total_steps=1")
-    shutil.copytree(tmp_path / "first" / "ckpt" / "hf", source)
-    (source / "README.md").unlink()
+    jobs.write_model(task, source, num_layers=1)
     (source / "generation_config.json").write_text(json.dumps(given))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": 5}))

@@ -50,7 +50,7 @@ PAIRS = {
     + [("dp4zero3", "dp2tp2"), ("dp2tp2zero3", "dp4"), ("dp2tp2spzero3", "tp4")],
     8: [(train, infer) for train in ("dp2tp2pp2", "tp4pp2", "tp2pp2dp2sp") for infer in ("dp2tp4", "dp4tp2")],
 }
-DEFAULT = [("pp2", "tp2"), ("dp2zero3", "tp2")]
+DEFAULT = [("pp2", "tp2")]
 
 
 def marked(workers: int, pair: tuple[str, str]):

@@ -44,6 +44,7 @@ def test_responses_follow_the_trained_policy(whole):
     assert (whole.column("timing_s/reshard") > 0).all()
 
 
+@pytest.mark.slow
 def test_other_slots_and_swapped_weights_give_the_same_run(task, whole, tmp_path):
     run = finished(task, tmp_path, f"trainer.total_steps={STEPS}", "rollout.max_slots=5", "memory.swap=True")
     assert run.responses == whole.responses
@@ -52,8 +53,9 @@ def test_other_slots_and_swapped_weights_give_the_same_run(task, whole, tmp_path
 
 
 def test_a_resumed_run_is_the_one_that_went_through(task, whole, tmp_path):
+    """And other slots, and weights that are swapped, change nothing."""
     for steps in (2, STEPS):
-        settings = (f"trainer.total_steps={steps}", "trainer.save_freq=1", "rollout.max_slots=7")
+        settings = (f"trainer.total_steps={steps}", "trainer.save_freq=1", "rollout.max_slots=7", "memory.swap=True")
         run = finished(task, tmp_path, *settings, resume_training="auto")
     for name, weight in whole.weights.items():
         np.testing.assert_array_equal(run.weights[name], weight, err_msg=name)
@@ -65,6 +67,7 @@ def test_tensor_parallel_ranks_pack_their_shards(task, tmp_path):
     assert_near_the_trained_policy(finished(task, tmp_path, "trainer.total_steps=3", *layouts, workers=2))
 
 
+@pytest.mark.slow
 def test_adapters_train_over_a_packed_base(task, tmp_path):
     lora = ("lora.rank=3", "rollout.top_k=20", "rollout.weights=bfloat16")  # filters draw outside of the operator
     run = finished(task, tmp_path, "trainer.total_steps=3", *lora)
@@ -77,10 +80,10 @@ def test_adapters_train_over_a_packed_base(task, tmp_path):
 )
 def test_credit_reads_the_policy_s_own_log_probs(task, tmp_path, settings):
     """A policy that is its reference and its teacher has no divergence from them, however rollouts are rounded."""
-    model = jobs.write_model(task, tmp_path / "model")
+    model = jobs.write_model(task, tmp_path / "model", num_layers=1)
     kl = ("algorithm.beta=0.1", "algorithm.kl_in_reward=True", "algorithm.kl_estimator=k1", "algorithm.kl_target=0.1")
     taught = ("algorithm.advantage=distillation", f"algorithm.teacher={model}", "trainer.total_steps=1")
-    arguments = task.train(tmp_path, *kl, *taught, *settings, load_sft_checkpoint_train=model)
+    arguments = task.train(tmp_path, *jobs.ONE_LAYER, *kl, *taught, *settings, load_sft_checkpoint_train=model)
     assert jobs.call(arguments) == 0
     run = jobs.Run(tmp_path)
     assert run.column("rollout_corr/log_prob_diff/mean")[0] > 1e-4  # the rollouts are rounded

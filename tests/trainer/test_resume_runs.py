@@ -136,6 +136,7 @@ def test_a_finished_run_has_nothing_to_do(job, whole):
     assert jobs.Run(whole).responses
 
 
+@pytest.mark.slow
 def test_going_on_where_the_host_sees_copies_of_parameters(job, whole, tmp_path):
     """As on Ascend: what is read into the moments is in them."""
     argv = job.argv(tmp_path, resume_training=whole / "ckpt" / f"step_{STEPS - 1:06d}")

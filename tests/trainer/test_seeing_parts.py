@@ -122,6 +122,7 @@ def test_released_names_and_regular_expressions_of_either_are_read(adapted, tmp_
         assert all(found.adapter.of(key.rpartition(".lora_")[0]) == (2, 2.0) for key in found.arrays)
 
 
+@pytest.mark.slow
 def test_all_linear_is_written_as_paths_of_the_text(seeing, tmp_path):
     """The tower's modules have the same last names."""
     assert jobs.call(tuning(seeing, tmp_path, "lora.rank=2", "trainer.total_steps=1")) == 0

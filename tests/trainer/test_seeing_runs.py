@@ -18,12 +18,13 @@ from mindrlhf.run.picture_rows import read_shown
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    return make_seeing_task(tmp_path_factory.mktemp("seeing"), layers=1)
+    return make_seeing_task(tmp_path_factory.mktemp("seeing"), depth=1, layers=1)
 
 
 def tuning(seeing, output, *settings, data=None):
     flags = ("--load_sft_checkpoint_train", seeing.model, "--mind_dataset_dir", data or seeing.rows)
-    small = ("data.pairs_per_step=6", "optimizer.lr=1e-2", f"data.val_dataset={seeing.swapped}")
+    one_shape = "train.length_bucket=64"  # of one image and of two; each further shape is compiled for seconds
+    small = ("data.pairs_per_step=6", "optimizer.lr=1e-2", f"data.val_dataset={seeing.swapped}", one_shape)
     return ["sft", *flags, "--save_ckpt_dir", output / "ckpt", "--enable_compile_cache", "True", *small, *settings]
 
 
@@ -71,6 +72,7 @@ def test_the_trained_model_has_its_images_preparation_and_another_tower(seeing, 
     assert all(not np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_one_that_was_never_stopped(seeing, tmp_path):
     settings = ("trainer.total_steps=3", "trainer.save_freq=1", "optimizer.lr_decay=cosine")
     assert jobs.call(tuning(seeing, tmp_path / "whole", *settings)) == 0
