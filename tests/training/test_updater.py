@@ -178,6 +178,7 @@ def test_any_cut_gives_the_same_gradients(model, step, whole, max_tokens, bucket
         np.testing.assert_allclose(update.weighted[name], expected.weighted[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_layers_computed_again_give_the_same_bits(model, step, whole):
     expected_subject, expected = whole
     if not expected_subject.decoder.fused:
