@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from processes import SocketCollectives, run_processes
+from slow_cases import few_of
 
 from mindrlhf.backend.comm import shared_memory
 from mindrlhf.backend.native import library
@@ -60,7 +61,7 @@ def sums(world: World, groups: list[tuple[int, ...]]) -> None:
 
 @pytest.mark.parametrize(
     ("size", "groups"),
-    [(2, [(0, 1)]), (3, [(0, 1, 2), (0, 2)]), (4, [(0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)])],
+    few_of([(3, [(0, 1, 2), (0, 2)])], [(2, [(0, 1)]), (4, [(0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)])]),
 )
 def test_sums_in_the_order_of_the_ranks(size, groups):
     """Bit for bit, also with more processes than cores."""

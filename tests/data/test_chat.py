@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from slow_cases import few_of
 
 from mindrlhf.data import chat
 from mindrlhf.data.chat import render_conversations
@@ -93,13 +94,21 @@ HOSTILE = {
 }
 
 
+BURNING = ("endless", "constant", "flood")  # seconds each
+
+
+@pytest.mark.parametrize("name", few_of([name for name in HOSTILE if name not in BURNING], BURNING))
+def test_a_hostile_template_has_the_usual_system_prompt(name, monkeypatch):
+    monkeypatch.setattr(chat, "CPU_SECONDS", 1)
+    assert default_system_prompt(HOSTILE[name]) == CHATML.system
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_ends_in_a_sentence(name, monkeypatch):
     """Whatever a downloaded template does, the process that reads it goes on."""
     monkeypatch.setattr(chat, "CPU_SECONDS", 1)
     with pytest.raises(UserError, match="row 1: the tokenizer's chat template"):
         render_messages(MESSAGES, HOSTILE[name])
-    assert default_system_prompt(HOSTILE[name]) == CHATML.system
 
 
 def test_the_row_that_a_template_refuses_is_named():
