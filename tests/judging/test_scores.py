@@ -66,7 +66,7 @@ def language_model(tmp_path_factory):
 
 @pytest.mark.parametrize("family", few_of([*FAMILIES][:1], [*FAMILIES][1:]))
 def test_a_classifier_s_scores_are_the_oracle_s(tmp_path, family):
-    config = scoring_config(family, num_layers=2)
+    config = scoring_config(family)
     weights = write_scoring_model(tmp_path, config)
     assert_close(scores(SAMPLES, tmp_path), oracle(config, weights))
 

@@ -89,7 +89,7 @@ def test_updates(chosen, family_update, halves, recompute):
 
 def generated():
     subject = engine_subject.Subject.random()
-    return by_sample(subject.engine(4).generate(subject.prompts, 2, engine_subject.STEP))
+    return by_sample(subject.engine(4, bucket=32).generate(subject.prompts, 2, engine_subject.STEP))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ DROPOUT = {"adapter": replace(ADAPTER["adapter"], dropout=0.2)}
 EXPERTS = SPARSE | {"num_experts": 8}
 EP = "expert_parallel"
 THREE = {PP: 2, "offset": (1, 0)}  # layers on two stages
-# Whole runs of `tests/trainer` have the other axes: `test_layout_pairs` and `test_equal_runs`.
+# Whole runs of `tests/trainer` have stages and weights that are shared: `test_layout_pairs` and `test_equal_runs`.
 FEW = {2: [Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True, "num_layers": 1})]}
 MANY = {
     2: [

@@ -16,7 +16,7 @@ from mindrlhf.images.processor import ImageProcessor
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.vision.batch import RowInputs
 from mindrlhf.models.vision.fixed_tower import FixedTower, KnownRows, open_known_rows
-from mindrlhf.models.vision.rows import TOWER
+from mindrlhf.models.vision.rows import TOWER, is_tower
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
@@ -161,6 +161,7 @@ def test_known_rows_change_no_bit_of_scores_and_updates(frozen, known_and_not):
     """And they are the stored ones."""
     (update, scores, gradients), (other, other_scores, other_gradients) = known_and_not
     frozen.check_log_probs(update.outputs)
+    assert gradients.keys() == {spec.name for spec in frozen.specs if not is_tower(spec)}
     frozen.check_norms(gradients)
     assert update.loss == other.loss
     for ours, theirs in ((update.outputs, other.outputs), (scores, other_scores)):

@@ -149,6 +149,7 @@ def adapted_model(seeing) -> Seeing:
     return replace(seeing, config=config, arrays=arrays)
 
 
+@pytest.mark.slow
 def test_adapters_have_the_gradients_that_follow_from_their_weights(seeing, update):
     """With W + s B A: dA = s B^T dW and dB = s dW A^T."""
     model, whole = adapted_model(seeing), update[0].gradients

@@ -25,6 +25,7 @@ def frozen(seeing):
     return replace(seeing, config=seeing.config.model_copy(update={"frozen": ("vision", "merger")}))
 
 
+@pytest.mark.slow
 def test_log_probs_and_gradients_of_the_text_are_the_stored_ones(seeing, frozen):
     subject = Subject(frozen, NEGATIVE_LOG_LIKELIHOOD, image_rows=stored_rows(seeing))
     assert subject.decoder.inputs[-1] == TOWER_ROWS
