@@ -64,6 +64,7 @@ def test_other_commands_read_it(task, model, file, tmp_path, capsys):
     assert jobs.call(task.sft(tmp_path / "sft", load_sft_checkpoint_train=file, tokenizer_path=file)) == 0
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_becomes_files(trained, file, tmp_path, capsys):
     latest = trained.folder / "ckpt" / "latest"
     assert jobs.call(["export", "--checkpoint", latest, "--gguf", tmp_path / "adapter.gguf"]) == 0

@@ -138,10 +138,9 @@ def test_a_second_run_takes_the_models_graphs_from_the_cache(task, tmp_path, cap
         np.testing.assert_array_equal(rewards[1][name], values)
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
-@pytest.mark.parametrize(
-    "layout", [pytest.param(REPLICAS, id="replicas"), pytest.param(HALVES, id="halves", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("layout", [REPLICAS, HALVES], ids=["replicas", "halves"])
 def test_two_workers_give_the_same_rewards(task, first, tmp_path, layout):
     """Each replica scores its own responses, on its first rank.
 

@@ -112,7 +112,7 @@ def test_shared_prompt_form_gives_the_stored_logits(golden, completion_logits):
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"num_layers": 1, "tie_word_embeddings": True}, id="one-layer-tied"),
+        pytest.param({"num_layers": 1, "tie_word_embeddings": True}, id="one-layer-tied", marks=pytest.mark.slow),
         pytest.param({"num_kv_heads": 4, "head_dim": 6}, id="no-grouping-narrow-heads"),
         pytest.param(
             {"num_kv_heads": 1, "family": "qwen3", "qk_norm": True, "attention_bias": False}, id="one-kv-head"

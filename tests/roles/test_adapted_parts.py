@@ -107,6 +107,7 @@ def test_arrays_and_memory_are_those_of_adapters(opened):
         assert sum(parameter.size for parameter in parameters.values()) == trained
 
 
+@pytest.mark.slow
 def test_only_updates_drop_inputs(opened, groups):
     """One update a step would give old log-probs: with dropout a pass of the policy that generates does."""
     model = MODEL.model_copy(update={"adapter": Adapter(4, 8, dropout=0.5)})

@@ -88,6 +88,7 @@ def test_gguf_with_a_dense_layer_is_refused(frozen, tmp_path, capsys):
     assert "1 of 2 layers have experts, and GGUF's qwen3moe has them" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_adapters_of_experts(train, base, tmp_path):
     run = train(tmp_path, "lora.rank=2", "lora.alpha=4")
     adapter = read_adapter(run.folder / "ckpt" / "hf_adapter")

@@ -61,6 +61,7 @@ def test_a_resumed_run_is_the_one_that_went_through(task, whole, tmp_path):
         np.testing.assert_array_equal(run.weights[name], weight, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
 def test_tensor_parallel_ranks_pack_their_shards(task, tmp_path):
     layouts = (*jobs.layout("train", "dp2"), *jobs.layout("infer", "tp2"))
