@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from layouts import full_arrays, layout_pairs, model_configs, model_layouts, shards_of
 from sharded_files import TIED, layout_of
-from slow_cases import few_of
 from training_states import KINDS, arrays_of, assert_holds, read_all, save, save_step, states, stores
 
 from mindrlhf.checkpoint import store as store_module
@@ -69,7 +68,7 @@ def test_replicas_share_the_writing():
 # --- writing and reading ---
 
 
-@pytest.mark.parametrize("mesh", few_of(MESHES[::5], MESHES[1:5] + MESHES[6:]))
+@pytest.mark.parametrize("mesh", [pytest.param(m, marks=[pytest.mark.slow][: i % 5]) for i, m in enumerate(MESHES)])
 def test_any_layout_is_read_in_any_other(tmp_path, mesh):
     folder = save_step(tmp_path, 7, **mesh)
     checkpoint = assert_holds(folder, 7)
