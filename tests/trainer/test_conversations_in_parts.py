@@ -10,6 +10,7 @@ import numpy as np
 import phases
 import pytest
 import versioned_tokens
+from slow_cases import few_of
 from split_runs import divided
 from versioned_tokens import assert_drawn_by_their_weights
 
@@ -218,6 +219,7 @@ def turn_ended(tokenizer, one) -> bool:
 
 
 @pytest.mark.msrun
+@pytest.mark.parametrize("partner", few_of(["environment"], ["tool"]), indirect=True, scope="module")
 def test_ranks_apart_hold_the_same_conversations(command, whole, tmp_path):
     jobs.train_apart(command(tmp_path, *IN_PARTS, **divided(1, 1)), 2, timeout=400)
     assert_same(jobs.Run(tmp_path), whole)
