@@ -182,7 +182,7 @@ class _ImageAttention(nn.Cell):
 
 
 def image_cases() -> Iterator[Case]:
-    """Yield the attention of images: one without padding, one with some, and one of nothing but padding."""
+    """Yield the attention of images: without padding, with some, of nothing else."""
     real = np.ones((3, 16), bool)
     real[1, 5:9] = real[1, 14:] = real[2] = False
     shape = (*real.shape, QUERY_HEADS, HEAD)

@@ -95,7 +95,10 @@ class AscendAttention(AscendOperators):
 
     @staticmethod
     def image_attention(query, key, value, mask, scale):
-        """Attend within runs of patches, by layout BNSD; more than `MOST_RUNS` runs are windows, and composed."""
+        """Attend within runs of patches, by layout BNSD.
+
+        More than `MOST_RUNS` runs are windows, and composed.
+        """
         runs, span, heads, _ = query.shape
         if runs > MOST_RUNS:
             return Operators.image_attention(query, key, value, mask, scale)

@@ -41,8 +41,8 @@ class Stage:
     fused: graphs have the kernels of `backend.native`. recompute: halves are recomputed from their inputs.
     in_blocks: composed layers are, each in graphs of its own. drops: adapters apply dropout to their inputs. rounds:
     fused operators round the factors of products into separate memory. scoreless: composed layers have no attention
-    scores in memory. query, key, inner, vocabulary: this rank's
-    widths of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
+    scores in memory. query, key, inner, vocabulary: this rank's widths of query heads, of key or value heads, of a
+    feed-forward half, and of the head (0 for a critic).
     """
 
     model: ModelConfig
