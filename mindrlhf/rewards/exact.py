@@ -26,6 +26,7 @@ _PLAIN = (
     (re.compile(r"\\(?:left|right|displaystyle|textstyle|bigl?|bigr|Bigl?|Bigr)(?![A-Za-z])|\\!|\\[()\[\]]"), ""),
     (re.compile(r"\\(?:[,:; ]|thinspace|quad|qquad|hspace\{[^{}]*\})|~"), " "),
     (re.compile(r"\{,\}"), ","),
+    (re.compile(r"(\\log\s*_)\s*([0-9])\s*"), r"\1{\2}"),
     (re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:cdot|times|ast)(?![A-Za-z])|[×·⋅∙]|(?<=[0-9])\s*[xX]\s*(?=10\s*\^)"), "*"),

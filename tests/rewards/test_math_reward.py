@@ -1,5 +1,8 @@
 """The reward `math` on pairs of answers with their right values by exact mathematics."""
 
+import subprocess
+import sys
+
 import pytest
 
 from mindrlhf.rewards import exact
@@ -134,12 +137,57 @@ OTHERS = [
         ("1234", "1, 234", 0),
         ("120", "5!", 1),
     ),
+    *(  # a full stop, bold type and dollars around an answer; words with numbers
+        ("(2,12)", "(2,12).", 1),
+        ("C", "C.", 1),
+        (r"\text{(E)}", "**E**.", 1),
+        ("x^2-1", "$(x-1)(x+1)$.", 1),
+        (r"\text{June 20}", "June 20", 1),
+        (r"\text{June 20}", "20", 0),
+    ),
+    *((r"\log_2 8", "3", 1), (r"\log_2 3", r"\log_{2}{3}", 1), (r"\log_2 3", r"\log_2 5", 0)),
+    *(  # an order, and the signs of relations, are no product and no decoration
+        ("ABC", "ACB", 0),
+        (r"\text{BCA}", "CAB", 0),
+        ("ABC", r"\text{ABC}", 1),
+        ("5", r"\geq 5", 0),
+        (r"\leq 5", r"\geq 5", 0),
+        (r"\leq 5", r"\le 5", 1),
+    ),
+    *(("R-r", "0", 0), ("R-r", "r-R", 0), ("R-r", "-r+R", 1), (r"\frac{R}{2}", "R/2", 1), ("(B)", "b", 1)),
+]
+# What an answer says without a box, its value, and another one that a careless reading finds in it.
+SAID = [
+    ("The answer is 3, 5, and 7.", "3, 5, 7", "3"),
+    ("So the answer is $1,-2$.", "1, -2", "1"),
+    ("The answer is $a = 3, b = 4$.", "a=3, b=4", "3"),
+    ("The answer is (1,2); (3,4)", "(1,2), (3,4)", "(1,2)"),
+    ("The answer is (3, 4).", "(3,4)", "4"),
+    ("The answer is\n\\[\n5x \\]", "5x", "5"),
+    ("Final Answer: The final answer is $(2,3)$. I hope it is correct.", "(2,3)", "3"),
+    ("Therefore, the answer is (B).", "B", "A"),
+    ("The answer is 18, because 9 + 9 is 18.", "18", "9"),
+    ("The answer is 18, and we are done with 9.", "18", "9"),
+    ("The answer is 1,234, a large number of 5.", "1234", "5"),
+    ("The answer is 12 apples, 5 of them red.", "12 apples, 5 of them red", "5"),
 ]
 
 
 @pytest.mark.parametrize(("gold", "answer", "right"), [*NUMBERS, *OTHERS])
 def test_pairs_of_answers(gold, answer, right):
     assert same(gold, answer) == right
+
+
+@pytest.mark.parametrize(("completion", "right", "wrong"), SAID)
+def test_answers_said_without_a_box(completion, right, wrong):
+    assert [math("", completion, {"ground_truth": gold}) for gold in (right, wrong)] == [1.0, 0.0]
+
+
+def test_the_first_answer_of_a_process_pays_for_no_import():
+    """Imports of sympy count as work: the first pair in a process would be too much of it, and the next one not."""
+    pair = r"same('[-\\pi/2,\\pi/2]', '[-\\frac{\\pi}{2}, \\frac{\\pi}{2}]')"
+    command = [sys.executable, "-c", f"from mindrlhf.rewards.math import same; print({pair})"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_pairs_of_numbers_are_symmetric():
