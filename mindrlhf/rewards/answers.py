@@ -74,6 +74,11 @@ def _last_line(text: str) -> tuple[int, str] | None:
     return (0, found[1]) if found else None
 
 
+def boxes(text: str) -> list[str]:
+    r"""List the contents of all closed `\boxed{}`, in the order of their ends."""
+    return [content for _, content in _boxes(text)]
+
+
 def _boxes(text: str) -> Iterator[tuple[int, str]]:
     """Yield (end, content) of each closed box, in the order of their ends."""
     opened: list[int | None] = []  # the starts of boxes, and None for other braces

@@ -33,7 +33,7 @@ _SAID = re.compile(
 )
 _DOLLARS = re.compile(r"\$([^$]*[^$\\])\$")
 _NO_WORDS = re.compile(r"\\[A-Za-z]+|\b(?:and|or)\b")  # letters that make no sentence
-_SEQUENCE = re.compile(r"[A-Z]{3,}")  # an order, or names of points: no product of variables
+_SEQUENCE = re.compile("«?[A-Z]{3,}»?")  # an order, or names of points: no product of variables
 _LONE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z_])")  # a letter that is a variable
 _CHOICE = re.compile(r"\W*[A-Za-z]\W*")  # `(b)` is the choice B
 _RELATIONS = {
@@ -52,12 +52,13 @@ _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?! ?[0-9])")
 def math(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     r"""Reward 1 for an answer equal to the ground truth, else 0.
 
-    The ground truth is LaTeX or plain text. The stated answer (`answers.stated`) counts, else what follows the last
-    `answer is` or `answer:`, a list as a whole, else the answer that math-verify finds; both in the last 1,000
-    characters after the thinking. Equality is that of `same`.
+    The ground truth is LaTeX or plain text; of a worked solution, it is what the only `\boxed{}` holds. The stated
+    answer (`answers.stated`) counts, else what follows the last `answer is` or `answer:`, a list as a whole, else the
+    answer that math-verify finds; both in the last 1,000 characters after the thinking. Equality is that of `same`.
     """
+    truth = _truth(str(fields["ground_truth"]))
     answer = answer_of(prompt, completion)
-    return float(answer is not None and same(str(fields["ground_truth"]), answer))
+    return float(answer is not None and same(truth, answer))
 
 
 def answer_of(prompt: str, completion: str) -> str | None:
@@ -83,9 +84,9 @@ def same(gold: str, answer: str) -> bool:
     if exact.doubtful(gold) or exact.doubtful(answer):
         if first or second or "_" in gold + answer:
             return False
-    elif (letters := _letters(gold)) == _letters(answer):
+    elif _letters(gold) == _letters(answer):
         return True
-    elif _SEQUENCE.fullmatch(letters) or _relation(gold) != _relation(answer):
+    elif _SEQUENCE.fullmatch(exact.plain(gold)) or _relation(gold) != _relation(answer):
         return False
     with suppress(TooMuchWorkError), work_limit():
         expected, found = (_parse(rf"\boxed{{{_spelled(text)}}}") for text in _with_cases(gold, answer))
@@ -93,6 +94,22 @@ def same(gold: str, answer: str) -> bool:
             digits = {"float_rounding": DIGITS, "numeric_precision": DIGITS}
             return math_verify.verify(expected, found, timeout_seconds=None, **digits)
     return False
+
+
+def _truth(text: str) -> str:
+    """Find the answer in a ground truth.
+
+    ValueError for a group of values, and for a text that is too long for an answer: no answer would equal it.
+    """
+    boxes = answers.boxes(text)
+    truth = boxes[0] if len(boxes) == 1 else text
+    if truth.startswith('{"'):
+        raise ValueError(f"the ground truth {truth[:80]!r} is a group of values, and should be an answer alone")
+    if len(truth) > MAX_TEXT:
+        raise ValueError(
+            f"the ground truth has {len(truth)} characters, and should be an answer, or have one \\boxed{{}}"
+        )
+    return truth
 
 
 def _found(text: str) -> str | None:
@@ -127,8 +144,9 @@ def _relation(text: str) -> str | None:
 
 
 def _letters(text: str) -> str:
-    """Leave out spaces and commands for type."""
-    return re.sub("[\\s«»]", "", exact.plain(text))
+    """Leave out spaces and commands for type, and the case of words."""
+    letters = re.sub("[\\s«»]", "", exact.plain(text))
+    return letters.lower() if letters.isalpha() and len(letters) > 2 else letters
 
 
 def _whole(found: str, text: str) -> str | None:

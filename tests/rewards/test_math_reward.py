@@ -144,6 +144,8 @@ OTHERS = [
         ("x^2-1", "$(x-1)(x+1)$.", 1),
         (r"\text{June 20}", "June 20", 1),
         (r"\text{June 20}", "20", 0),
+        ("true", "True", 1),
+        ("Yes", "YES", 1),
     ),
     *((r"\log_2 8", "3", 1), (r"\log_2 3", r"\log_{2}{3}", 1), (r"\log_2 3", r"\log_2 5", 0)),
     *(  # an order, and the signs of relations, are no product and no decoration
@@ -181,6 +183,20 @@ def test_pairs_of_answers(gold, answer, right):
 @pytest.mark.parametrize(("completion", "right", "wrong"), SAID)
 def test_answers_said_without_a_box(completion, right, wrong):
     assert [math("", completion, {"ground_truth": gold}) for gold in (right, wrong)] == [1.0, 0.0]
+
+
+def test_a_worked_solution_is_its_box():
+    """The solutions of Hendrycks' MATH have no column with the answer alone."""
+    solution = "First we factor. " * 100 + r"Hence it is $\boxed{\frac{1}{2}}$."
+    assert [math("", rf"\boxed{{{answer}}}", {"ground_truth": solution}) for answer in ("0.5", "2")] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("truth", "reason"), [("proof " * 200, "has 1200 characters"), ('{"target": "3"}', "is a group of values")]
+)
+def test_no_answer_can_equal_such_a_truth(truth, reason):
+    with pytest.raises(ValueError, match=f"the ground truth .*{reason}"):
+        math("", r"\boxed{3}", {"ground_truth": truth})
 
 
 def test_the_first_answer_of_a_process_pays_for_no_import():
