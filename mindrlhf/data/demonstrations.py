@@ -11,7 +11,7 @@ from mindrlhf.data.chat import report_kept
 from mindrlhf.data.convert_problems import convert_pairs
 from mindrlhf.data.demonstration_forms import as_messages
 from mindrlhf.data.mindrecord import read_pairs
-from mindrlhf.data.source import SourceRow, given_rows, is_source, read_source
+from mindrlhf.data.source import SourceRow, given_rows, is_source, read_source, refuse_images
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tool_formats import load_tool_format
 from mindrlhf.data.turns import ASSISTANT, DemonstrationTemplates, Turns
@@ -91,6 +91,7 @@ def _answered(prompt: Sequence[int], answer: Sequence[int]) -> Turns:
 
 def _demonstration(row: SourceRow, templates: DemonstrationTemplates, tokenizer: Tokenizer) -> Turns:
     values = row.values
+    refuse_images(values, row.where)
     try:
         values = as_messages(values)
         prompt, completion = values.get("prompt"), values.get("completion")

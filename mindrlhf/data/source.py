@@ -29,6 +29,13 @@ class SourceRow:
     where: str
 
 
+def refuse_images(values: Mapping[str, Any], where: str) -> None:
+    """Refuse a row with images where text alone is read."""
+    if key := next((key for key in IMAGE_COLUMNS if values.get(key)), None):
+        found = f"{where}: has images in the column {key!r}, and text is read alone"
+        raise UserError(f"{found}; give the file itself to a model that sees, or leave the column out.")
+
+
 def read_sources(names: str | Path, limit: int | None = None, split: str | None = None) -> list[SourceRow]:
     """Read the rows of one source, or of several in order.
 

@@ -17,6 +17,7 @@ import jinja2.sandbox
 
 from mindrlhf.data.chat import family_chat, render_conversations, with_variables, write_prompts
 from mindrlhf.data.messages import MessageReader
+from mindrlhf.data.source import refuse_images
 from mindrlhf.data.tasks.conversation import system_prompt, with_system_prompt
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.tokenizer import Tokenizer
@@ -116,8 +117,11 @@ def prompt_ids(
     is the tokenizer's own chat template, or the chat of its model family. system: replaces the rows' system prompts; ""
     removes them, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists.
     variables: additional ones of that template. reader: of messages, instead of the tokenizer's. UserError as
-    `Template` and `write_prompts`, and for a conversation of several turns with a template for one question.
+    `Template` and `write_prompts`, for a conversation of several turns with a template for one question, and for a row
+    with images, which are taken out for a model that sees.
     """
+    for row, where in zip(rows, places, strict=True):
+        refuse_images(row.extra, where)
     question = None if template in (None, OWN, THINK, *CHATS) else load_template(template)
     tokenizer, variables = with_variables(tokenizer, variables)
     if tools:

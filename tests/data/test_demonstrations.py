@@ -106,6 +106,7 @@ def test_long_rows_lose_their_end(small, tmp_path, caplog):
         ),
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "line 2: history is not read beside instruct"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "line 2: messages: message 0 has a part of"),
+        ({"messages": PLAIN, "images": ["a.png"]}, "line 2: has images in the column 'images', and text is read alone"),
         ({"messages": PLAIN[:1]}, "line 2: .* one of the assistant"),
         ({"messages": PLAIN, "tools": "{"}, "line 2: Expecting"),
         ({"messages": PLAIN, "tools": {"name": "f"}}, "line 2: tools should be a list"),

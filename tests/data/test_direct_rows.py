@@ -55,3 +55,13 @@ def test_columns_of_other_names(tmp_path, small):
     path.write_text(json.dumps({"problem": "1+1?", "solution": "2"}))
     (prompt,) = read(path, small, "data.fields=[question=problem, ground_truth=solution]")
     assert "1+1?" in small.decode(prompt)
+
+
+@pytest.mark.parametrize(("column", "image"), [("images", [{"bytes": "iVBOR", "path": None}]), ("image", "a.png")])
+def test_images_are_refused_where_text_is_read_alone(tmp_path, small, column, image):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "<image>What?", column: one}) + "\n" for one in (None, image)))
+    with pytest.raises(
+        UserError, match=f"a.jsonl, line 2: has images in the column '{column}', and text is read alone"
+    ):
+        read(path, small)
