@@ -155,7 +155,10 @@ def read_call(value: Any) -> ToolCall:
         raise ValueError('a call should be an object with a "name"')
     arguments = {} if value.get("arguments") is None else value["arguments"]
     if isinstance(arguments, str):
-        arguments = parse_json(arguments)
+        try:
+            arguments = parse_json(arguments)
+        except ValueError as error:
+            raise ValueError(f'the "arguments" of {value["name"]} are text, and not JSON ({error})') from None
     if not isinstance(arguments, Mapping):
         raise ValueError(f'the "arguments" of {value["name"]} should be an object')
     return ToolCall(value["name"], arguments)

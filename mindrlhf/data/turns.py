@@ -332,8 +332,12 @@ def _behind(start: str, text: str) -> str:
 
 
 def _weight(message: Message) -> int:
-    """Read a message's weight in training, 0 or 1 (OpenAI's); ValueError for another one."""
-    weight = message.get("weight", 1)
+    """Read a message's weight in training, 0 or 1 (OpenAI's); ValueError for another one.
+
+    Truth values under `loss` (ms-swift) and `train` (Axolotl) say the same.
+    """
+    named = (message[key] for key in ("loss", "train") if isinstance(message.get(key), bool))
+    weight = message.get("weight", next(named, 1))
     if weight not in (0, 1):
         raise ValueError(f"the weight of a message should be 0 or 1, and is {weight!r:.40}")
     return int(weight)

@@ -12,6 +12,7 @@ from mindrlhf.data.mindrecord import read_pairs
 ASKED, ANSWERED = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}
 SYSTEM = {"role": "system", "content": "Be brief."}
 PARTS = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
+RESPONSE = "<tool_response>\n{}\n</tool_response>"
 SAID = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
 
 
@@ -27,6 +28,32 @@ SAID = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]
         ({"instruction": "Hi", "output": "Hello.", "system": "Be brief."}, [SYSTEM, ASKED, ANSWERED]),
         ({"messages": [{"role": "user", "content": PARTS}, ANSWERED]}, [ASKED, ANSWERED]),
         ({"prompt": [{"role": "user", "content": PARTS}], "completion": [ANSWERED]}, [ASKED, ANSWERED]),
+        (
+            {"conversations": [*SAID, SAID[0], SAID[1] | {"weight": 0}, *SAID]},
+            [ASKED, ANSWERED, ASKED, ANSWERED | {"weight": 0}, ASKED, ANSWERED],
+        ),
+        (
+            {"messages": [ASKED, ANSWERED | {"loss": False}, ASKED, ANSWERED | {"loss": 0.25, "train": True}]},
+            [ASKED, ANSWERED | {"weight": 0}, ASKED, ANSWERED],
+        ),
+        (
+            {
+                "conversations": [
+                    *SAID,
+                    {"from": "tool", "value": f"{RESPONSE.format(1)}\n{RESPONSE.format(2)}\n"},
+                    SAID[1],
+                ]
+            },
+            [ASKED, ANSWERED, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}, ANSWERED],
+        ),
+        (
+            {"conversations": [*SAID, {"from": "tool", "value": f"see {RESPONSE.format(1)}"}, SAID[1]]},
+            [ASKED, ANSWERED, {"role": "tool", "content": f"see {RESPONSE.format(1)}"}, ANSWERED],
+        ),
+        (
+            {"conversations": [{"from": "system", "value": "Be brief."}, *SAID], "system": "Be brief."},
+            [SYSTEM, ASKED, ANSWERED],
+        ),
         ({"messages": [ASKED, ANSWERED], "instruction": "other", "output": "other"}, [ASKED, ANSWERED]),
     ],
 )

@@ -99,6 +99,14 @@ def test_long_rows_lose_their_end(small, tmp_path, caplog):
     [
         ({"question": "x"}, "line 2: has no answer to imitate; give one, messages, or prompt and completion"),
         ({"other": "x"}, "line 2: needs messages, prompt and completion, text, or a problem with an answer, and has o"),
+        (
+            {"conversations": [{"from": "system", "value": "a"}, {"from": "human", "value": "b"}], "system": "c"},
+            "line 2: the row has a system prompt, and its conversation begins with another one; leave one out",
+        ),
+        (
+            {"messages": [*PLAIN, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{x}"}]}]},
+            r'line 2: the "arguments" of f are text, and not JSON \(Expecting',
+        ),
         ({"conversations": "x"}, "line 2: conversations should be a list, and is 'x'"),
         (
             {"conversations": [{"from": "function_call", "value": "f"}]},
