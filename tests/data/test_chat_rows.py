@@ -51,6 +51,12 @@ def test_several_turns(tmp_path, small):
     assert text == turn("system", CHATML.system) + turns + "<|im_start|>assistant\n"
 
 
+def test_an_empty_system_message_takes_the_place_of_the_default(tmp_path, small):
+    """As the templates of transformers write it; OpenOrca's rows have such ones."""
+    (text,), _ = texts(tmp_path, small, [{"prompt": [{"role": "system", "content": ""}, ASKED], "ground_truth": "5"}])
+    assert text == turn("system", "") + turn("user", "What is 2 + 3?") + "<|im_start|>assistant\n"
+
+
 def test_verls_rows_may_have_several_turns(tmp_path, small):
     rows = [{"data_source": "mine", "prompt": [BRIEF, *SHOWN], "reward_model": {"ground_truth": "5"}}]
     (text,), prompts = texts(tmp_path, small, rows)

@@ -37,8 +37,9 @@ def checked(messages: Any, key: str) -> Messages:
 
 
 def _is_empty(message: Mapping[str, Any]) -> bool:
-    """Test for an empty message without calls, other than a tool's."""
-    return not ((message.get("content") or "").strip() or message.get("tool_calls") or message["role"] == "tool")
+    """Test for an empty message without calls; a tool's may be empty, and a system's, in place of a default one."""
+    silent = message["role"] in ("tool", "system")
+    return not ((message.get("content") or "").strip() or message.get("tool_calls") or silent)
 
 
 def system_prompt(messages: Messages) -> str | None:
