@@ -123,7 +123,8 @@ def _one_subset(name: str, names: Iterable[str], split: str, subset: str | None)
     chosen = subset or next((one for one in DEFAULTS if one in subsets), subsets[0] if len(subsets) == 1 else None)
     if chosen not in subsets:
         state = "has several subsets" if subset is None else f"has no subset {subset!r} with a split {split!r}"
-        raise UserError(f"{name}: {state}; give --subset one of {some(subsets, 20)}.")
+        folder = "" if is_id(name) else ", or name its files"
+        raise UserError(f"{name}: {state}; give `mindrlhf data` --subset one of {some(subsets, 20)}{folder}.")
     return chosen
 
 
@@ -147,5 +148,7 @@ def _check_whole(name: str, files: Sequence[str]) -> None:
     """Check that all parts `-00000-of-00002` are there: a cache may hold only some."""
     counts = [int(found[1]) for file in files if (found := _SHARD.search(file))]
     if counts and len(counts) < max(counts):
-        right = f"fetch it whole with {fetch_command(name, 'dataset')}"
-        raise UserError(f"{name}: {len(counts)} of its {max(counts)} files are in the hub's cache; {right}.")
+        found = f"{name}: {len(counts)} of its {max(counts)} files are"
+        if not is_id(name):
+            raise UserError(f"{found} there, {some(files, 4)}; add the others, or name the files that you mean.")
+        raise UserError(f"{found} in the hub's cache; fetch it whole with {fetch_command(name, 'dataset')}.")

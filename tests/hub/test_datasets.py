@@ -39,9 +39,13 @@ def test_files_of_a_split(files, split, subset, chosen):
 
 def test_several_subsets_have_to_be_chosen_of():
     files = ["algebra/train.parquet", "geometry/train.parquet"]
-    with pytest.raises(UserError, match=r"^a/b: has several subsets; give --subset one of algebra, geometry\.$"):
+    with pytest.raises(
+        UserError, match=r"^a/b: has several subsets; give `mindrlhf data` --subset one of algebra, geometry\.$"
+    ):
         choose("a/b", files, "train", None)
-    with pytest.raises(UserError, match=r"^a/b: has no subset 'sets' with a split 'train'; give --subset one of alg"):
+    with pytest.raises(
+        UserError, match=r"^a/b: has no subset 'sets' with a split 'train'; give `mindrlhf data` --subset one of al"
+    ):
         choose("a/b", files, "train", "sets")
     assert choose("a/b", files, "train", "geometry") == files[1:]
 
@@ -92,7 +96,14 @@ def test_a_folder_gives_the_split_that_is_asked_for(tmp_path, files, split, foun
         (["train_test.jsonl"], "train_test.jsonl could be of the splits train, test; rename it, or name the files"),
         (["test/train.jsonl"], "test/train.jsonl could be of the splits train, test"),
         (["train.jsonl", "train.json"], "has the split 'train' in several formats, train.json, train.jsonl; name the"),
-        (["a/x.jsonl", "b/x.jsonl"], "has several subsets; give --subset one of a, b"),
+        (
+            ["train-00001-of-00002.jsonl", "test.jsonl"],
+            "1 of its 2 files are there, train-00001-of-00002.jsonl; add the others, or name the files that you mean",
+        ),
+        (
+            ["a/x.jsonl", "b/x.jsonl"],
+            "has several subsets; give `mindrlhf data` --subset one of a, b, or name its files",
+        ),
     ],
 )
 def test_a_folder_that_leaves_a_doubt(tmp_path, files, message):
@@ -123,7 +134,9 @@ def test_a_card_lists_splits_and_subsets(tmp_path):
     assert names("train") == ["hard/test.jsonl"]
     assert names("train", "easy") == ["part-1.jsonl", "part-2.jsonl"]
     assert names("test") == ["last.jsonl"]
-    with pytest.raises(UserError, match="has no subset 'hard' with a split 'test'; give --subset one of easy"):
+    with pytest.raises(
+        UserError, match="has no subset 'hard' with a split 'test'; give `mindrlhf data` --subset one of easy"
+    ):
         names("test", "hard")
 
 
