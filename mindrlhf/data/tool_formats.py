@@ -12,6 +12,7 @@ from mindrlhf.user_functions import hint, is_user_function, load_function
 
 CODE_TOOL = "code_interpreter"  # of the formats that write code
 CODE = "code"  # its argument
+OTHERS = ("parameters", "args", "kwargs", "input")  # names of arguments in other formats, Llama's and Anthropic's
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ def read_call(value: Any) -> ToolCall:
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError('a call should be an object with a "name"')
     arguments = {} if value.get("arguments") is None else value["arguments"]
+    if "arguments" not in value and (others := [key for key in OTHERS if value.get(key)]):
+        raise ValueError(f'a call of {value["name"]} should have "arguments", and has {others[0]!r}')
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments)

@@ -148,7 +148,7 @@ def _check_whole(name: str, files: Sequence[str]) -> None:
     """Check that all parts `-00000-of-00002` are there: a cache may hold only some."""
     counts = [int(found[1]) for file in files if (found := _SHARD.search(file))]
     if counts and len(counts) < max(counts):
-        found = f"{name}: {len(counts)} of its {max(counts)} files are"
+        there = f"{name}: {len(counts)} of its {max(counts)} files are"
         if not is_id(name):
-            raise UserError(f"{found} there, {some(files, 4)}; add the others, or name the files that you mean.")
-        raise UserError(f"{found} in the hub's cache; fetch it whole with {fetch_command(name, 'dataset')}.")
+            raise UserError(f"{there} there, {some(files, 4)}; add the others, or name the files that you mean.")
+        raise UserError(f"{there} in the hub's cache; fetch it whole with {fetch_command(name, 'dataset')}.")

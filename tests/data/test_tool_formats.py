@@ -47,6 +47,7 @@ def test_code_is_read_as_it_is_written(name, codes):
         ("hermes", "<tool_call></tool_call>", "Expecting value"),
         ("hermes", '<tool_call>["f"]</tool_call>', '"name"'),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '"name"'),
+        ("hermes", '<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>', "has 'parameters'"),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', '"arguments" of f'),
         ("hermes", f"<tool_call>{'[' * 9999}{']' * 9999}</tool_call>", "levels deep"),
         ("retool", "so <code>print(1)", "no </code>"),
