@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mindrlhf.rewards import answers, gsm8k
+from mindrlhf.rewards import answers, gsm8k, knights_and_knaves
 from mindrlhf.rewards.verl import shipped, source_of
 
 COMPARISONS = 100  # of a problem by math-verify; each may take half a second
@@ -14,8 +14,8 @@ def votes(reward: str, fields: Mapping[str, Any], completions: Sequence[tuple[st
     """Give each answer the text of its group, None without an answer.
 
     reward: name of the task's reward. fields: the problem's. completions: (prompt, completion) of each answer. The
-    rewards for numbers group by the number, strict ones by the text of the number, `math` by its equality; other
-    functions group by the number that is stated, or else by the stated text without spaces. The groups do not depend
+    rewards for numbers group by the number, strict ones by the text of the number, `math` by its equality, knights and
+    knaves by the roles; other functions group by the number that is stated, or else by the stated text without spaces. The groups do not depend
     on the order of the answers.
     """
     reward = shipped(source_of(fields)) or reward if reward == "verl" else reward
@@ -33,6 +33,11 @@ def _text(prompt: str, completion: str) -> str | None:
     return _spaceless(answers.stated(prompt, completion))
 
 
+def _roles(prompt: str, completion: str) -> str | None:
+    roles = knights_and_knaves.said(prompt, completion)
+    return "; ".join(f"{name}: {' and '.join(sorted(roles[name]))}" for name in sorted(roles)) or None
+
+
 def _strict(prompt: str, completion: str) -> str | None:
     return gsm8k.strict_answer(completion)
 
@@ -45,6 +50,7 @@ _BY_TEXT: Mapping[str, Callable[[str, str], str | None]] = {
     "gsm8k_strict": _strict,
     "openai/gsm8k": _strict,
     "countdown": _text,
+    "knights_and_knaves": _roles,
 }
 
 

@@ -21,10 +21,15 @@ def knights_and_knaves(prompt: str, completion: str, fields: Mapping[str, str]) 
     truth = claims(fields["ground_truth"])
     if not truth:
         raise ValueError(f"the ground truth {fields['ground_truth'][:80]!r} names no knight and no knave")
-    answer = answers.stated(prompt, completion)
-    said = claims(answers.after_thinking(prompt, completion) if answer is None else answer)
-    people = sum(said.get(name) == roles for name, roles in truth.items()) / len(truth)
+    found = said(prompt, completion)
+    people = sum(found.get(name) == roles for name, roles in truth.items()) / len(truth)
     return {"score": float(people == 1.0), "people": people}
+
+
+def said(prompt: str, completion: str) -> dict[str, set[str]]:
+    """Find the roles in an answer, by lower-case name."""
+    answer = answers.stated(prompt, completion)
+    return claims(answers.after_thinking(prompt, completion) if answer is None else answer)
 
 
 def claims(text: str) -> dict[str, set[str]]:

@@ -49,6 +49,17 @@ def test_expressions_of_countdown_vote_for_themselves():
     assert voted("countdown", "<answer>3 * 8</answer>", "<answer>8*3</answer>", r"\boxed{24}") == ["3*8", "8*3", "24"]
 
 
+def test_knights_and_knaves_vote_for_their_roles():
+    """Not for the number in `(1) Ann is a knight`, which is that of every answer."""
+    said = (
+        "(1) Ann is a knight\n(2) Bob is a knave",
+        "(1) Ann is a knave (2) Bob is a knight",
+        "Bob: knave, Ann: knight",
+    )
+    ann, bob = "ann: knight; bob: knave", "ann: knave; bob: knight"
+    assert voted("knights_and_knaves", *said, "I do not know") == [ann, bob, ann, None]
+
+
 MATHEMATICAL = (
     *(
         r"\boxed{2\sqrt{3}}",
