@@ -15,8 +15,8 @@ def votes(reward: str, fields: Mapping[str, Any], completions: Sequence[tuple[st
 
     reward: name of the task's reward. fields: the problem's. completions: (prompt, completion) of each answer. The
     rewards for numbers group by the number, strict ones by the text of the number, `math` by its equality, knights and
-    knaves by the roles; other functions group by the number that is stated, or else by the stated text without spaces. The groups do not depend
-    on the order of the answers.
+    knaves by the roles; other functions group by the number that is stated, or else by the stated text without spaces.
+    The groups do not depend on the order of the answers.
     """
     reward = shipped(source_of(fields)) or reward if reward == "verl" else reward
     if reward == "math":
