@@ -9,11 +9,10 @@ Nothing is rounded, and a text is read whole or not at all: not `2\sqrt{3}` (no 
 """
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindrlhf.rewards.numbers import CURRENCY, MAX_LENGTH, SCALES, TYPOGRAPHY
+from mindrlhf.rewards.numbers import CURRENCY, MAX_LENGTH, SCALES, typed
 
 MAX_DEPTH = 24  # brackets within brackets
 MAX_BITS = 1 << 14  # of a power, and half of those of a sum
@@ -127,8 +126,7 @@ def doubtful(answer: str) -> bool:
 
 def plain(text: str) -> str:
     """Replace LaTeX's and typography's forms; words of a text command stand in «»."""
-    text = text.translate(TYPOGRAPHY).strip("* \n")
-    text = re.sub(r"[¼-¾⅐-⅞]", lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("⁄", "/"), text)
+    text = typed(text).strip("* \n")
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     for _ in range(3):
         text = _WRAPPER.sub(_unwrapped, text)

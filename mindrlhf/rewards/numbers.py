@@ -8,6 +8,7 @@ A number is read whole or not at all: `1,0000`, `1.2.3`, `12:30` and `2^18` are 
 """
 
 import re
+import unicodedata
 from collections import deque
 from fractions import Fraction
 
@@ -39,7 +40,11 @@ _RUN = re.compile(
     """,
     re.VERBOSE,
 )
-_MORE_FOLLOWS = re.compile(r"\s*(?:[+^×÷·]\s*[0-9({$¤]|[-*/]\s*[0-9$])|[ ]+[0-9]")
+# Another operand or item, or a thousand: `9 + 9`, `2(3)`, `3 or 4`, `3, 4`, `5k`.
+_MORE_FOLLOWS = re.compile(
+    rf"\s*(?:[+^×÷·]\s*[0-9({{$¤]|[-*/xX]\s*[0-9$]|,\s*[{CURRENCY}]?[0-9]|(?:or|to|and)\s+[{CURRENCY}]?[0-9])|[ ]+[0-9]"
+    r"|\(\s*[0-9]|[kKMB](?![A-Za-z])"
+)
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|boxed|emph|underline)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?[0-9.,]+)\s*\}\s*\{\s*([0-9.,]+)\s*\}|([0-9])\s*([0-9]))")
@@ -47,9 +52,10 @@ _FACTOR = re.compile(r"\\(?:sqrt|pi|[dtc]?frac|binom|log|ln|sin|cos|tan|theta|ph
 _COMMAND = re.compile(r"\\[A-Za-z]+\s*")
 # Minus signs, the fraction slash, the full-width digits and signs of Chinese and Japanese texts, and narrow spaces.
 _NARROW = "\u00a0\u2005\u2006\u2008\u2009\u200a\u202f"
-TYPOGRAPHY = str.maketrans(
+_TYPOGRAPHY = str.maketrans(
     "\u2212\u2013\uff0d\u2044０１２３４５６７８９％＄￥" + _NARROW, "---/0123456789%$¥" + " " * len(_NARROW)
 )
+_VULGAR = re.compile("[¼-¾⅐-⅞]")  # a fraction in one character
 _LATEX = (
     *((r"\$", "$"), (r"\%", "%"), ("{,}", ","), (r"\!", ""), (r"\,", " "), (r"\:", " "), (r"\;", " "), (r"\ ", " ")),
     *((r"\quad", " "), (r"\qquad", " "), ("~", " "), (r"^{\circ}", " "), (r"^\circ", " "), (r"\degree", " ")),
@@ -95,7 +101,7 @@ def last(text: str) -> Fraction | None:
 
 def _plain(text: str) -> str:
     r"""Replace LaTeX's and typography's forms of numbers; `¤` stands for other commands."""
-    text = text.translate(TYPOGRAPHY)
+    text = typed(text)
     if "\\" not in text and "{,}" not in text and "~" not in text:
         return text
     text = _FRACTION.sub(_plain_fraction, text)
@@ -103,6 +109,11 @@ def _plain(text: str) -> str:
     for command, plain in _LATEX:
         text = text.replace(command, plain)
     return _COMMAND.sub("¤", _FACTOR.sub("·¤", text))
+
+
+def typed(text: str) -> str:
+    """Replace typography's digits, signs and fractions (`2½` is `2 1/2`)."""
+    return _VULGAR.sub(lambda found: " " + unicodedata.normalize("NFKC", found[0]), text).translate(_TYPOGRAPHY)
 
 
 def _signed(answer: str) -> str:

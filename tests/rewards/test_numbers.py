@@ -134,6 +134,10 @@ def test_equality_is_of_numbers(first, second, same):
         ("18 000", 18000),
         ("- 18", -18),
         ("x-18", 18),
+        ("2½", 2.5),
+        ("¾ cup", 0.75),
+        ("18 (18 or 19 were asked for)", 18),
+        ("18 knives", 18),
     ],
 )
 def test_a_short_answer_states_its_first_number(answer, value):
@@ -156,6 +160,7 @@ def test_a_short_answer_states_its_first_number(answer, value):
         r"\sqrt{18}",
         r"18\sqrt{3}",
         r"18\pi",
+        *("18 or 19", "18 to 19", "18, 19", "18 and $19", "18 x 2", "2(3)", "18k", "$18M"),
         "no",
     ],
 )
