@@ -125,13 +125,16 @@ def _found(text: str) -> str | None:
 
 
 def _is_formula(said: str) -> bool:
-    """Test for formulas without a sentence: `5x`, `(3, 4)`, `B`; also for a list with words in it."""
+    """Test for a formula without a sentence.
+
+    Examples: `5x`, `(3, 4)`, `B`; also a list with words in it.
+    """
     worded = re.search("[A-Za-z]{2}", _NO_WORDS.sub(" ", said))
     return re.search("[0-9A-Za-z]", said) is not None and (worded is None or re.search("[,;]", said) is not None)
 
 
 def _tidy(text: str) -> str:
-    """Leave out bold type, dollar signs around a formula, and the full stop at the end."""
+    """Leave out bold type, dollar signs, and the full stop."""
     text = text.strip("* \t\r\n")
     text = text if text.endswith("..") else text.removesuffix(".").rstrip("* \t\r\n")
     formula = _DOLLARS.fullmatch(text)
@@ -139,7 +142,10 @@ def _tidy(text: str) -> str:
 
 
 def _relation(text: str) -> str | None:
-    r"""Name the sign that a text begins with; math-verify finds `\geq 5` equal to 5."""
+    r"""Name the relation at the beginning of a text.
+
+    math-verify finds `\geq 5` equal to 5.
+    """
     return next((name for name, form in _RELATIONS.items() if form.match(text)), None)
 
 
@@ -162,7 +168,10 @@ def _whole(found: str, text: str) -> str | None:
 
 
 def _with_cases(gold: str, answer: str) -> tuple[str, str]:
-    """Tell `R` and `r` apart, which math-verify takes for one variable; a choice has either case."""
+    """Mark capital variables that a small one stands beside.
+
+    math-verify takes `R` and `r` for one variable. A choice has either case.
+    """
     if _CHOICE.fullmatch(gold) and _CHOICE.fullmatch(answer):
         return gold, answer
     lone = set(_LONE.findall(gold + " " + answer))

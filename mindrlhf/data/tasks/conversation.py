@@ -37,7 +37,10 @@ def checked(messages: Any, key: str) -> Messages:
 
 
 def _is_empty(message: Mapping[str, Any]) -> bool:
-    """Test for an empty message without calls; a tool's may be empty, and a system's, in place of a default one."""
+    """Test for an empty message without calls.
+
+    A tool's may be empty, and a system's, which takes the place of a default one.
+    """
     silent = message["role"] in ("tool", "system")
     return not ((message.get("content") or "").strip() or message.get("tool_calls") or silent)
 
