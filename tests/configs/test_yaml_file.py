@@ -70,7 +70,7 @@ DOUBLED = "[&a0 [1, 1], " + ", ".join(f"&a{n + 1} [*a{n}, *a{n}]" for n in range
         ("just words\n", "", "must hold `key: value` lines"),
         ("a: \x07\n", "", "not valid YAML"),
         (f"a: {'9' * 5000}\n", "", "not valid YAML"),
-        ("a: " + "[" * 1500, "", "not valid YAML"),
+        ("a:\n  " + "- " * 20000 + "1\n", "", "not valid YAML"),
         ("? [1, 2]\n: 3\n", ":1", "not valid YAML"),
         ("a: &a\n  b:\n    c: *a\n", ":3", "a.b.c contains itself"),
         ("&a {b: *a}", ":1", "b contains itself"),

@@ -69,7 +69,7 @@ def _feed_forward_gradient_shapes(*inputs):
     return x, x, gate, x
 
 
-STAY_COMPOSED = "linear_bias rotary swiglu group_view group_attention decode_view decode_attention"
+STAY_COMPOSED = "linear_bias rotary swiglu group_view group_attention image_attention decode_view decode_attention"
 # Every operator of `backend.operators` -> its entry points; none for those that stay composed.
 DECLARED: Mapping[str, tuple[EntryPoint, ...]] = {
     **dict.fromkeys(STAY_COMPOSED.split(), ()),
