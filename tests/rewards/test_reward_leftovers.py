@@ -1,5 +1,7 @@
 """Processes that reward functions begin end with the function's process, whatever session or parent they have."""
 
+import time
+
 import psutil
 import pytest
 from reward_pools import runner, texts
@@ -33,5 +35,7 @@ def test_nothing_is_left(tmp_path, completion):
     with runner(f"{tmp_path / 'leaving.py'}:leaves", timeout_s=2.0) as pool:
         table = pool.score(texts(completion))
         assert (table.totals[0] == 1.0) == (completion == "returns")
-        assert bool(sleeping()) == (completion == "returns")
+        while completion == "returns" and not sleeping():  # a program that has just begun has no name yet
+            time.sleep(0.01)
+        assert completion == "returns" or not sleeping()
     assert psutil.wait_procs(sleeping(), timeout=20)[1] == []
