@@ -1,7 +1,8 @@
 r"""Stated answers in completions, after the thinking: `<answer>` tags, `####`, or `\boxed{}`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 MARK = "####"
 
@@ -11,6 +12,14 @@ _MARKED = re.compile(r"####+\s*([^\n]*)")
 _LABEL = re.compile(r"[*_\s]*(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:)?[*_\s:]*", re.IGNORECASE)
 # Beginnings of Markdown's headings of level 4: `#### Step 1: count`, `#### 2. Check`.
 _HEADING = re.compile(r"[*_\s]*(?:[^\W\d_]{2,}(?![^\W\d_]|\s*=)|\d+[.)]\s+[^\W\d_])")
+
+
+def truth_of(fields: Mapping[str, Any]) -> str:
+    """Write the ground truth as text; ValueError for bytes, which no answer would equal."""
+    truth = fields["ground_truth"]
+    if isinstance(truth, bytes | bytearray):
+        raise ValueError(f"the ground truth {truth[:40]!r} is bytes, and should be text or a number")
+    return str(truth)
 
 
 def stated(prompt: str, completion: str) -> str | None:

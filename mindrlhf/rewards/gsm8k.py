@@ -29,7 +29,7 @@ def gsm8k_strict(prompt: str, completion: str, fields: Mapping[str, str]) -> flo
     Of the last 300 characters, thoughts included, the last `#### ` with digits, points and commas after it counts; it
     has to be the text of the ground truth, commas aside.
     """
-    return float(strict_answer(completion) == str(fields["ground_truth"]))
+    return float(strict_answer(completion) == answers.truth_of(fields))
 
 
 def strict_answer(completion: str) -> str | None:
@@ -39,7 +39,7 @@ def strict_answer(completion: str) -> str | None:
 
 
 def _ground_truth(fields: Mapping[str, str]) -> Fraction:
-    truth = str(fields["ground_truth"])
+    truth = answers.truth_of(fields)
     number = numbers.parse(truth)
     if number is None:
         raise ValueError(f"the ground truth {truth[:80]!r} is not a number")

@@ -56,7 +56,7 @@ def math(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     answer (`answers.stated`) counts, else what follows the last `answer is` or `answer:`, a list as a whole, else the
     answer that math-verify finds; both in the last 1,000 characters after the thinking. Equality is that of `same`.
     """
-    truth = _truth(str(fields["ground_truth"]))
+    truth = _truth(answers.truth_of(fields))
     answer = answer_of(prompt, completion)
     return float(answer is not None and same(truth, answer))
 

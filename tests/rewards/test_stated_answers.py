@@ -4,7 +4,7 @@ import pytest
 
 from mindrlhf.rewards.answers import after_thinking, stated
 from mindrlhf.rewards.countdown import countdown
-from mindrlhf.rewards.gsm8k import gsm8k
+from mindrlhf.rewards.gsm8k import gsm8k, gsm8k_strict
 from mindrlhf.rewards.knights_and_knaves import knights_and_knaves
 from mindrlhf.rewards.math import math
 
@@ -89,3 +89,10 @@ def test_an_unfinished_thought_is_no_answer(prompt, completion):
     roles = {"ground_truth": "(1) Zoey is a knight"}
     assert knights_and_knaves(prompt, f"{completion} Zoey is a knight", roles)["score"] == 0.0
     assert gsm8k(prompt, f"{completion}</think> 5", {"ground_truth": "5"}) == 1.0
+
+
+@pytest.mark.parametrize("reward", [math, gsm8k, gsm8k_strict])
+def test_a_truth_of_bytes_is_no_wrong_answer(reward):
+    with pytest.raises(ValueError, match="the ground truth b'18' is bytes, and should be text or a number"):
+        reward("", "#### 18", {"ground_truth": b"18"})
+    assert reward("", "#### 18", {"ground_truth": 18}) == 1.0
