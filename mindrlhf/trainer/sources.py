@@ -84,11 +84,18 @@ class FreshRollouts:
 
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Generate and score, in several rounds with dynamic sampling."""
-        sampling = self.sampling
-        sampling.begin()
-        while prompts := sampling.wanted():
-            sampling.add(self.draw(sampling.numbered(self.stream.next(prompts)), step))
-        return sampling.take()
+        self.sampling.begin()
+        self.fill(step)
+        return self.sampling.take()
+
+    def fill(self, step: int) -> list[Experience]:
+        """Draw rounds until the step wants no more; returns their experiences."""
+        drawn: list[Experience] = []
+        while prompts := self.sampling.wanted():
+            more = self.draw(self.sampling.numbered(self.stream.next(prompts)), step)
+            self.sampling.add(more)
+            drawn += more
+        return drawn
 
     def settle(self) -> Mapping[str, float]:
         """Return no metrics: no rank draws during updates."""
@@ -237,10 +244,7 @@ class RolloutsInParts(RolloutsAhead):
         sampling.add(
             [replace(one, policy_step=e.policy_step) for one, e in zip(scored, batch.experiences, strict=True)]
         )
-        while prompts := sampling.wanted():
-            drawn = self._fresh.draw(sampling.numbered(self._fresh.stream.next(prompts)), step)
-            self._tokens += count_tokens([one.group for one in drawn])
-            sampling.add(drawn)
+        self._tokens += count_tokens([one.group for one in self._fresh.fill(step)])
         experiences, figures = sampling.take()
         self._ahead.put(step, Batch(experiences, figures, batch.position))
         own = self._share(experiences)

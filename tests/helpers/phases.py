@@ -83,6 +83,14 @@ def kill_in(argv: Sequence[object], log: Path, phase: str, step: int, rng: rando
         kill(process)
 
 
+def kill_twice(argv: Sequence[object], log: Path, steps: int, rng: random.Random) -> None:
+    """Run to the end with two of its steps killed, each in some phase; argv resumes by itself."""
+    for step in sorted(rng.sample(range(1, steps + 1), 2)):
+        phase = rng.choice(("generate", "update", "save", "report"))
+        kill_in(argv, log, phase, step, rng)
+    to_the_end(argv, log)
+
+
 def calls_into(rng: random.Random) -> int:
     """A number of Python calls, as likely a few as some hundreds."""
     return int(10 ** rng.uniform(0, 3))

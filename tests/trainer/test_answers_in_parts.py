@@ -184,10 +184,7 @@ def test_a_replay_gives_the_same_weights(task, whole, tmp_path):
 def test_killed_anywhere(task, whole, tmp_path, case):
     rng = random.Random(f"in parts {case}")
     command = argv(task, tmp_path / "run", *IN_PARTS, "trainer.save_freq=1", resume_training="auto")
-    for step in sorted(rng.sample(range(1, STEPS + 1), 2)):
-        phase = rng.choice(("generate", "update", "save", "report"))
-        phases.kill_in(command, tmp_path / "phases", phase, step, rng)
-    phases.to_the_end(command, tmp_path / "phases")
+    phases.kill_twice(command, tmp_path / "phases", STEPS, rng)
     assert_same(jobs.Run(tmp_path / "run"), whole)
 
 
@@ -211,10 +208,7 @@ def test_a_run_without_parts_goes_on_with_what_is_unfinished(task, whole, tmp_pa
 def test_killed_anywhere_with_dynamic_sampling(task, sampled, tmp_path, case):
     rng = random.Random(f"sampled in parts {case}")
     words = argv(task, tmp_path / "run", *IN_PARTS, *sampling(task), "trainer.save_freq=1", resume_training="auto")
-    for step in sorted(rng.sample(range(1, STEPS + 1), 2)):
-        phase = rng.choice(("generate", "update", "save", "report"))
-        phases.kill_in(words, tmp_path / "phases", phase, step, rng)
-    phases.to_the_end(words, tmp_path / "phases")
+    phases.kill_twice(words, tmp_path / "phases", STEPS, rng)
     assert_same(jobs.Run(tmp_path / "run"), sampled)
 
 

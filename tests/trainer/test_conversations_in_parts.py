@@ -231,10 +231,7 @@ def test_killed_anywhere(command, whole, tmp_path, case):
     """The requests of tools that draw random numbers go on with theirs."""
     rng = random.Random(f"conversations {case}")
     words = command(tmp_path / "run", *IN_PARTS, resume_training="auto")
-    for step in sorted(rng.sample(range(1, STEPS + 1), 2)):
-        phase = rng.choice(("generate", "update", "save", "report"))
-        phases.kill_in(words, tmp_path / "phases", phase, step, rng)
-    phases.to_the_end(words, tmp_path / "phases")
+    phases.kill_twice(words, tmp_path / "phases", STEPS, rng)
     assert_same(jobs.Run(tmp_path / "run"), whole)
 
 

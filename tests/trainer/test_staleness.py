@@ -177,10 +177,7 @@ def test_killed_in_each_phase(task, whole, tmp_path):
 @pytest.mark.parametrize("case", range(20))
 def test_killed_anywhere(task, whole, tmp_path, case):
     rng = random.Random(f"staleness {case}")
-    for step in sorted(rng.sample(range(1, STEPS + 1), 2)):
-        phase = rng.choice(("generate", "update", "save", "report"))
-        phases.kill_in(long(task, tmp_path / "run"), tmp_path / "phases", phase, step, rng)
-    phases.to_the_end(long(task, tmp_path / "run"), tmp_path / "phases")
+    phases.kill_twice(long(task, tmp_path / "run"), tmp_path / "phases", STEPS, rng)
     assert_same(jobs.Run(tmp_path / "run"), whole)
 
 
