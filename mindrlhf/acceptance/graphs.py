@@ -7,13 +7,13 @@ Inputs and outputs of the graphs are float32; inside they have the dtype that is
 
 from collections.abc import Sequence
 
-import mindspore
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindrlhf import backend
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
+from mindrlhf.backend.operators import dtype_named
 from mindrlhf.models.weight import collect_gradients
 
 
@@ -35,7 +35,7 @@ class _Sloped(nn.Cell):
     def __init__(self, cell: nn.Cell, dtype: str, count: int):
         super().__init__(auto_prefix=False)
         self.cell = cell
-        self.dtype = dtype
+        self.dtype = dtype_named(dtype)
         self.count = count
 
     def construct(self, slopes, *inputs):
@@ -115,4 +115,4 @@ def tensors(*arrays: np.ndarray) -> list[Tensor]:
 
 def parameter(name: str, values: np.ndarray, dtype: str = "float32") -> Parameter:
     """Make a parameter of the dtype, with these values."""
-    return Parameter(Tensor(values, getattr(mindspore, dtype)), name=name, requires_grad=False)
+    return Parameter(Tensor(values, dtype_named(dtype)), name=name, requires_grad=False)

@@ -14,6 +14,7 @@ from mindrlhf.acceptance.graphs import Collected, arrays_of, parameter, tensors
 from mindrlhf.acceptance.inputs import batch_arrays, numbers, tiny_models, tiny_rows, tiny_weights, whole_numbers
 from mindrlhf.acceptance.operators import operators_of
 from mindrlhf.acceptance.reference import Reference, Rows
+from mindrlhf.backend.operators import dtype_named
 from mindrlhf.configs.lora import LAYERS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.decoder import Decoder
@@ -138,7 +139,7 @@ class _Typed(nn.Cell):
     def __init__(self, cell: nn.Cell, dtype: str):
         super().__init__(auto_prefix=False)
         self.cell = cell
-        self.dtype = dtype
+        self.dtype = dtype_named(dtype)
 
     def construct(self, x, *inputs):
         return self.cell(x.astype(self.dtype), *inputs)

@@ -14,7 +14,7 @@ from mindrlhf.acceptance.graphs import Call, Once, ThereAndBack, arrays_of, para
 from mindrlhf.acceptance.inputs import COMPLETIONS, PROMPTS, SPLIT, exact, numbers
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.composed_attention import MASKED
-from mindrlhf.backend.operators import Operators
+from mindrlhf.backend.operators import Operators, dtype_named
 from mindrlhf.training.optimizer import Apply, SquaredNorm
 
 NORM_EPSILON = 1e-6
@@ -205,7 +205,7 @@ class _Decode(nn.Cell):
         self.view = operators.decode_view
         self.attend = operators.decode_attention
         self.keys, self.values = caches
-        self.dtype = dtype
+        self.dtype = dtype_named(dtype)
 
     def construct(self, query, key, value, places):
         view = self.view(places, KEY_HEADS, CACHE)
@@ -243,7 +243,7 @@ class _Admit(Graph):
         self.admit = operators.admit
         self.caches = ParameterTuple(caches)
         self.longest = longest
-        self.dtype = dtype
+        self.dtype = dtype_named(dtype)
 
     def construct(self, slots, rows, first, second):
         prefilled = (first.astype(self.dtype), second.astype(self.dtype))

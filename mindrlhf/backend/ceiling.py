@@ -29,11 +29,11 @@ def product_rate(
 
     decoded: dtype of the weights in decode steps; if given, the fused decode product is measured, where available.
     """
-    import mindspore
     from mindspore import Tensor
 
     from mindrlhf.backend.compile.graph import Graph
     from mindrlhf.backend.native.packing import row_words
+    from mindrlhf.backend.operators import dtype_named
 
     used = find_device(device_target).operators(dtype, decoded or dtype)
     decodes = decoded is not None and used.fused
@@ -46,7 +46,7 @@ def product_rate(
         def construct(self, x, weight):
             return self.linear(x, weight)
 
-    kind = getattr(mindspore, used.activations)
+    kind = dtype_named(used.activations)
     x, weight = (Tensor(np.full((size, inner), 1.0 / inner, np.float32), kind) for size in (rows, columns))
     if decodes and decoded != "float32":
         weight = Tensor(np.zeros((columns, row_words(decoded, inner)), np.int32))

@@ -12,10 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import mindspore
 from mindspore import ops
 
 from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.composed_attention import causal_mask, completion_attention, key_mask, prefix_attention
+
+
+def dtype_named(name: str) -> Any:
+    """Return MindSpore's dtype of a name; a graph that casts to `"bfloat16"`, by its name, does not compile."""
+    return getattr(mindspore, name)
 
 
 class ModelOperators(Protocol):

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend.comm.graph_collectives import ExpertParallel, TensorParallel
-from mindrlhf.backend.operators import Operators
+from mindrlhf.backend.operators import Operators, dtype_named
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.allowed_tokens import masked_tokens, without
 from mindrlhf.models.embedding import Embedding
@@ -158,7 +158,7 @@ class Decoder(nn.Cell):
         self.linear = operators.linear
         self.group_view = operators.group_view
         self.decode_view = operators.decode_view
-        self.dtype = operators.activations
+        self.dtype = dtype_named(operators.activations)
         self.shards = shards
         self.enter = shards.enter
         self.sequence = shards.sequence

@@ -175,7 +175,7 @@ class EngineGraphs:
             kv_heads=decoder.kv_heads,
             size=size,
             head_dim=config.head_dim,
-            dtype=decoder.dtype,
+            dtype=decoder.operators.activations,
             packed=decoder.packs_cache,
             routing=decoder.routing if decoder.records else None,
         )

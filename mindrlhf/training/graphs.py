@@ -44,7 +44,7 @@ class Stage(nn.Cell):
         self.decoder = decoder
         self.is_first = decoder.is_first
         self.dtype = decoder.dtype
-        self.rounds = decoder.dtype != "float32"
+        self.rounds = decoder.operators.activations != "float32"
 
     def construct(self, x, inputs):
         if self.is_first:

@@ -4,6 +4,7 @@ import json
 import re
 
 import jobs
+import mindspore
 import numpy as np
 import pytest
 from ascend_contracts import contracts
@@ -17,6 +18,10 @@ UPDATE = ["optimizer/norm", "optimizer/apply", "optimizer/discard"]
 GENERATE = ["generate/prefill", "generate/admit", "generate/decode"]
 WHOLE = [*GENERATE, "train/scores", "train/loss", *UPDATE]  # of a reference, and of an update
 FIRST = [*GENERATE, "train/forward", "train/forward", "train/backward", *UPDATE]
+SECTIONS = ("vision_config.mrope_section=[4,2,2]",)  # of such heads
+WIDER = ("hidden_size=64", "head_dim=16")  # heads that flash attention takes
+EXPERTS = ("num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=32", "norm_topk_prob=True")
+EXPERT_MODEL = (*EXPERTS, "model_type=qwen3_moe", "type=null", "qkv_has_bias=False")
 TOWER = {
     "depth": 1,
     "hidden_size": 16,
@@ -83,12 +88,7 @@ def test_layouts(pair, placing):
     train, infer = placing.split()
     settings = [*jobs.layout("train", train), *jobs.layout("infer", infer), "algorithm.beta=0.04"]
     for role in ("train", "infer") if "ep" in train else ():
-        experts = ("num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=32", "norm_topk_prob=True")
-        settings += [f"{role}_yaml.model.model_config.{one}" for one in experts]
-        settings += [
-            f"{role}_yaml.model.model_config.{one}"
-            for one in ("head_dim=8", "model_type=qwen3_moe", "type=null", "qkv_has_bias=False")
-        ]
+        settings += [f"{role}_yaml.model.model_config.{one}" for one in (*EXPERT_MODEL, "head_dim=8")]
     for rank in range(2):
         names = compiled(pair, rank, *settings)
         assert set(WHOLE) <= set(names)
@@ -190,6 +190,64 @@ def test_a_critic_computes_its_layers_again_too(pair, capsys):
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     names = [graph["name"] for graph in figures["graphs"]]
     assert (names.count("train/backward"), names.count("train/loss")) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("folder", "rank", "settings", "model"),
+    [
+        ("pair", 0, ("algorithm.beta=0.04",), ()),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("pair", 0, ("algorithm.advantage=gae", "train_yaml.recompute_config.recompute=True"), ()),
+                ("pair", 0, ("algorithm.beta=0.04", "lora.rank=4"), ()),
+                ("pair", 0, (*jobs.layout("train", "tp2sp"), *jobs.layout("infer", "tp2")), ()),
+                ("pair", 1, (*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")), ()),
+                ("pair", 3, (*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")), ()),
+                ("pair", 1, (*jobs.layout("train", "zero3dp2"), *jobs.layout("infer", "dp2")), ()),
+                ("pair", 0, ("algorithm.beta=0.04",), EXPERT_MODEL),
+                ("pair", 0, (*jobs.layout("train", "dp2ep2"), *jobs.layout("infer", "dp2")), EXPERT_MODEL),
+                ("seeing", 0, ("algorithm.beta=0.04", "--image_tokens", "12"), SECTIONS),
+                ("seeing", 0, ("train.freeze=[vision, merger]", "--image_tokens", "12"), SECTIONS),
+            ]
+        ),
+    ],
+)
+def test_graphs_of_bfloat16_have_types(request, monkeypatch, capsys, folder, rank, settings, model):
+    """With Ascend's operators, as far as MindSpore's front end goes: the CPU has no kernels for these products.
+
+    The same job runs in float16 first, whose outputs stand for those in bfloat16.
+    """
+    call = Graph.__call__
+    known: list = []
+
+    def noted(self, *inputs):
+        known.append((self.name, call(self, *inputs)))
+        return known[-1][1]
+
+    def typed(self, *inputs):
+        assert call(self, *inputs) is None  # it was not built
+        name, out = known.pop(0)
+        assert name == self.name
+        return in_bfloat16(out)
+
+    folder = request.getfixturevalue(folder)
+    for dtype, seen in (("float16", noted), ("bfloat16", typed)):
+        kinds = (*WIDER, f"compute_dtype={dtype}", *model)
+        yamls = [f"{role}_yaml.model.model_config.{kind}" for role in ("train", "infer") for kind in kinds]
+        with contracts(dtype) as device, monkeypatch.context() as patch:
+            patch.setattr(Graph, "__call__", seen)
+            patch.setenv("MS_DEV_PRECOMPILE_ONLY", "1" if dtype == "bfloat16" else "0")
+            assert jobs.call([*words(folder, *settings, *yamls), "--rank", str(rank)]) == 0, capsys.readouterr().err
+        assert device.product_dtypes == (dtype,)
+    assert known == []
+
+
+def in_bfloat16(out):
+    """Tensors of a graph, with bfloat16 numbers in place of float16."""
+    if isinstance(out, tuple | list):
+        return type(out)(map(in_bfloat16, out))
+    return Tensor(out.asnumpy().astype(np.float32), mindspore.bfloat16) if out.dtype == mindspore.float16 else out
 
 
 @pytest.mark.parametrize(

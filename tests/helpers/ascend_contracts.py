@@ -301,7 +301,7 @@ CONTRACTS = ("rms_norm", "swiglu", "rotary_position_embedding", "flash_attention
 
 
 class ContractDevice(Device):
-    """The CPU with Ascend's operators and dtypes; float16, because the CPU has no products of bfloat16."""
+    """The CPU with Ascend's operators and dtypes."""
 
     def operators(self, dtype="float32", weights="train"):
         return ASCEND.operators(dtype, weights)
@@ -310,27 +310,33 @@ class ContractDevice(Device):
         return True
 
 
-CONTRACT = ContractDevice(
-    name=CPU.name,
-    in_host_memory=True,
-    swap="file",
-    collectives=CPU.collectives,
-    product_dtypes=("float16",),
-    activation_dtype=ASCEND.activation_dtype,
-    ceiling_size=256,
-    attention=ASCEND.attention,
-    default_dtypes={role: {"compute_dtype": "float16"} for role in ASCEND.default_dtypes},
-)
+def contract_device(dtype: str) -> ContractDevice:
+    """The CPU with Ascend's operators, whose products are of this dtype."""
+    return ContractDevice(
+        name=CPU.name,
+        in_host_memory=True,
+        swap="file",
+        collectives=CPU.collectives,
+        product_dtypes=(dtype,),
+        activation_dtype=ASCEND.activation_dtype,
+        ceiling_size=256,
+        attention=ASCEND.attention,
+        default_dtypes={role: {"compute_dtype": dtype} for role in ASCEND.default_dtypes},
+    )
 
 
 @contextlib.contextmanager
-def contracts() -> Iterator[Device]:
-    """Inside, the CPU computes with Ascend's operators; yields its record."""
+def contracts(dtype: str = "float16") -> Iterator[Device]:
+    """Inside, the CPU computes with Ascend's operators; yields its record.
+
+    dtype: bfloat16 for graphs that do not run, because the CPU has no products of bfloat16.
+    """
+    device = contract_device(dtype)
     with (
         mock.patch.object(ascend_operators, "ops", sys.modules[__name__]),
-        mock.patch.dict(DEVICES, {CPU.name: CONTRACT}),
+        mock.patch.dict(DEVICES, {CPU.name: device}),
     ):
-        yield CONTRACT
+        yield device
 
 
 def on_cpu(*arrays: np.ndarray) -> list[Tensor]:

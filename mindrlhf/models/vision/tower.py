@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend.composed_attention import MASKED
-from mindrlhf.backend.operators import Operators
+from mindrlhf.backend.operators import Operators, dtype_named
 from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.models.halves import Linear, LowRank, Norm
 from mindrlhf.models.parameter_spec import ParameterSpec
@@ -119,7 +119,7 @@ class Tower(nn.Cell):
         self.patches = Weight(parameters[f"{TOWER}{PATCHES}.weight"])
         self.width = vision.hidden_size
         self.linear = parts.operators.linear
-        self.dtype = operators.activations
+        self.dtype = dtype_named(operators.activations)
         whole = set(vision.full_attention_blocks)
         self.blocks = nn.CellList(
             [TowerBlock(BLOCK.format(i), vision, parts, i in whole) for i in range(vision.depth)], auto_prefix=False
