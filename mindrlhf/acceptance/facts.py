@@ -15,6 +15,7 @@ from mindrlhf.backend.device import Device
 from mindrlhf.files.printable import printable
 from mindrlhf.units import GIB
 from mindrlhf.version import __version__
+from mindrlhf.workers.cores import usable_cores
 
 PACKAGES = ("mindspore", "numpy")
 ORACLE = "mindformers"
@@ -40,7 +41,7 @@ def machine_facts(device: Device) -> dict[str, str]:
     facts |= {name: metadata.version(name) for name in PACKAGES}
     facts[ORACLE] = metadata.version(ORACLE) if find_spec(ORACLE) else "not installed: no second opinion"
     facts |= {"system": platform.platform(), "processor": _processor()}
-    facts["cores and memory"] = f"{len(os.sched_getaffinity(0))}, {memory:.1f} GiB"
+    facts["cores and memory"] = f"{len(usable_cores())}, {memory:.1f} GiB"
     for name in DRIVER:
         facts |= _of_file(f"{name.partition('/')[0]} version", [ROOT / name])
     homes = [Path(os.environ[name]) for name in TOOLKIT_VARIABLES if os.environ.get(name)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindrlhf.backend.process.start import free_port, last_lines, own_environment
+from mindrlhf.workers.cores import usable_cores
 from mindrlhf.workers.descendants import adopt_orphans, end_all_children
 from mindrlhf.workers.system_calls import SET_DEATH_SIGNAL, prctl
 
@@ -51,7 +52,7 @@ class RankHost:
         environment = own_environment() | variables
         # Ray sets it to 1 in its own processes, as MindSpore does: one counts as unset.
         if environment.get(THREADS, "1") == "1":
-            environment[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+            environment[THREADS] = str(max(1, len(usable_cores()) // ranks))
         if VISIBLE in environment:  # its only device is the first one that it sees
             environment["DEVICE_ID"] = "0"
         with self._logs[name].open("wb") as out:

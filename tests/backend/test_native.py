@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -155,6 +156,12 @@ def test_without_a_compiler_the_compositions_are_used(built_anew, monkeypatch):
     assert native.library() == native.Library(None, "g++ is not installed")
     assert CPU.operators() == COMPOSED
     assert "g++ is not installed" in CPU.describe_operators()
+
+
+def test_outside_of_linux_the_compositions_are_used(built_anew, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert native.library() == native.Library(None, "they are built on Linux alone")
+    assert CPU.operators() == COMPOSED
 
 
 def test_a_source_that_does_not_compile_says_why(built_anew, fused):

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ def library() -> Library:
 
     Building takes a few seconds.
     """
+    if sys.platform != "linux":
+        return Library(None, "they are built on Linux alone")
     compiler = shutil.which("g++")
     if compiler is None:
         return Library(None, "g++ is not installed")

@@ -19,10 +19,15 @@ extern "C" {
 // Returns 0 if oneDNN's matrix product is available, else 1.
 int usable() { return library_gemm<float> ? 0 : 1; }
 
-// Returns 1 if the processor multiplies bfloat16 numbers: oneDNN reports it, unless ONEDNN_MAX_CPU_ISA forbids it.
+// Returns 1 if the processor multiplies bfloat16 numbers: oneDNN reports it, unless ONEDNN_MAX_CPU_ISA forbids it. Bits mean
+// other instructions on aarch64.
 int multiplies_bfloat16() {
+#if defined(__x86_64__)
   const auto instructions = find_in_library<int (*)()>("dnnl_get_effective_cpu_isa");
   return library_gemm<BFloat16> && instructions && (instructions() & 0xe7) == 0xe7;
+#else
+  return 0;
+#endif
 }
 
 }  // extern "C"

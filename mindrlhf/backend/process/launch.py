@@ -28,6 +28,7 @@ from mindrlhf.backend.device import SOCKETS, Device, DeviceOptions
 from mindrlhf.backend.devices import find_device
 from mindrlhf.backend.process.msrun import find_msrun
 from mindrlhf.errors import UserError
+from mindrlhf.workers.cores import usable_cores
 
 # Limit for all processes to meet; MindSpore's own limit is half an hour.
 START_TIMEOUT_S = 600
@@ -266,7 +267,7 @@ def _choose_device(device: Device, options: DeviceOptions | None, alone: bool) -
 
 def _choose_threads(size: int, started_by_msrun: bool) -> None:
     """Set OMP_NUM_THREADS to this host's cores per worker, unless it is set."""
-    cores = os.sched_getaffinity(0)
+    cores = usable_cores()
     # Importing MindSpore sets an unset OMP_NUM_THREADS to 1, and msrun, which imports it, passes that on: the user's
     # value is in the environment that msrun itself was started with. Once msrun has gone, 1 counts as unset.
     msrun = find_msrun()
