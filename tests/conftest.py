@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 from browser import Browser, find_browser
 from copying_memory import copying_threads
+from emulated_operators import use_emulated_operators
 
 from mindrlhf.files.user_cache import user_cache
 
@@ -48,15 +49,18 @@ LONG = {
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--emulate", metavar="MARCH", help="build the fused operators for such an aarch64, and emulate it")
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Write byte code, even in a container that tells Python not to.
 
     Each of the many processes here would compile MindSpore's modules from their text again, for seconds.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    if instructions := config.getoption("--emulate"):
+        use_emulated_operators(instructions)
 
 
 def is_long(item) -> bool:
