@@ -23,14 +23,21 @@ def random_bits(*counters) -> np.ndarray:
     return state
 
 
-def uniform(seed: int, step: int, prompt_id, sample_index, position) -> np.ndarray:
-    """Compute float32 in [0, 1 - 2^-23], a pure function of five counters.
+def fraction(*counters) -> np.ndarray:
+    """Compute float32 in [0, 1 - 2^-23] from the counters, as `random_bits` does.
 
-    prompt_id, sample_index, position: integers or integer arrays, broadcast together. Only 23 bits are used, so that
-    u * total stays strictly below total in float32, and the last token is never drawn by rounding.
+    Only 23 bits are used, so that u * total stays strictly below total in float32.
     """
-    state = random_bits(seed, step, prompt_id, sample_index, position)
-    return ((state >> np.uint64(41)).astype(np.float64) * 2.0**-23).astype(np.float32)
+    return ((random_bits(*counters) >> np.uint64(41)).astype(np.float64) * 2.0**-23).astype(np.float32)
+
+
+def uniform(seed: int, step: int, prompt_id, sample_index, position) -> np.ndarray:
+    """Compute the number that draws a token: `fraction` of five counters.
+
+    prompt_id, sample_index, position: integers or integer arrays, broadcast together. The last token is never drawn by
+    rounding.
+    """
+    return fraction(seed, step, prompt_id, sample_index, position)
 
 
 def random_keys(*counters) -> np.ndarray:

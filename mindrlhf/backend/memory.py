@@ -142,7 +142,7 @@ def zero_parameter(name: str, shape: Sequence[int], dtype: str = "float32"):
     import mindspore
     from mindspore import Parameter, Tensor
 
-    zeros = Tensor(np.zeros(shape, np.float32), getattr(mindspore, dtype))
+    zeros = Tensor(np.zeros(shape, np.float32 if "float" in dtype else dtype), getattr(mindspore, dtype))
     parameter = Parameter(zeros, name=name, requires_grad=False)
     if device_in_use().in_host_memory:
         _give_back(_whole_pages(parameter.asnumpy()))

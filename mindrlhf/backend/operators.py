@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import mindspore
 from mindspore import ops
 
+from mindrlhf.backend import composed_optimizer
 from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.composed_attention import causal_mask, completion_attention, key_mask, prefix_attention
 
@@ -293,6 +294,18 @@ class Operators(ModelOperators, Protocol):
             # again. The gradients are finite here.
             done = ops.depend(done, ops.assign_sub(gradient, ops.depend(gradient, step)))
         return done
+
+    @staticmethod
+    def rounded_adamw(parameters, gradients, first, second, scales, decays, rows, numbers, draws, columns):
+        """Update parameters as `adamw` does, with moments in a form of `mindrlhf.optimizer_state`.
+
+        first, second: bfloat16, or int8 and uint8 codes. scales: of the codes, all of the first moments and then all of
+        the second; none for bfloat16. draws: random float32 in [0, 1): of each row of all parameters, [rows], and of
+        columns, for both moments, [2, columns]. A number is rounded up if the sum of its row's and its column's, without
+        what is before the point, is below its share of the way. columns: the first column of each parameter.
+        """
+        given = (parameters, gradients, first, second, scales, decays, rows, numbers, draws, columns)
+        return composed_optimizer.rounded_adamw(*given)
 
 
 @dataclass(frozen=True)

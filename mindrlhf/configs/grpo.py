@@ -17,6 +17,7 @@ from mindrlhf.configs.reward_models import with_model_args
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.configs.vision import PartName
 from mindrlhf.data.truncation import TRUNCATIONS
+from mindrlhf.optimizer_state import State
 
 Seed = Annotated[int, Field(ge=0, le=2**62)]  # int64 also holds the sum of the seed and validation's offset
 Texts = tuple[Annotated[str, Field(min_length=1)], ...]
@@ -177,6 +178,9 @@ class OptimizerSettings(Settings):
     weight_decay)."""
     max_grad_norm: Float32 = Field(1.0, ge=0.0)
     """Gradients are scaled down to this global norm; 0 is off (verl actor.grad_clip, TRL max_grad_norm)."""
+    state: State = "float32"
+    """Numbers of AdamW's moments: float32 (8 bytes a parameter for both), bfloat16 (4) or int8 (2.06: 8-bit codes with
+    a scale for each 128), rounded stochastically; those of vectors are float32 (TRL optim adamw_8bit)."""
 
 
 class CriticSettings(Settings):

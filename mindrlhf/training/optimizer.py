@@ -6,6 +6,7 @@ The host checks the global norm before the update: a non-finite gradient never c
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
@@ -16,6 +17,7 @@ from mindrlhf.backend.operators import COMPOSED, Operators
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.parallel.buckets import buckets
+from mindrlhf.training.moments import Draws, Moments, Place
 
 
 def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:
@@ -87,6 +89,31 @@ class Apply(Graph):
         return self.adamw(self.parameters, self.gradients, self.first, self.second, self.decays, self.rows, numbers)
 
 
+class RoundedApply(Graph):
+    """Update as of `Apply`, with moments that are rounded by random numbers.
+
+    first, second, scales, columns: see `Operators.rounded_adamw`.
+    """
+
+    def __init__(self, parameters, gradients, first, second, scales, decays, rows, columns, adamw):
+        super().__init__("optimizer/rounded_apply", tuple(decays), tuple(rows), tuple(columns))
+        self.parameters = parameters
+        self.gradients = gradients
+        self.first = first
+        self.second = second
+        self.scales = scales
+        self.decays = tuple(decays)
+        self.rows = tuple(rows)
+        self.columns = tuple(columns)
+        self.adamw = adamw
+
+    def construct(self, row_draws, column_draws, *numbers):
+        moments = (self.first, self.second, self.scales)
+        layout = (self.decays, self.rows)
+        draws = (row_draws, column_draws)
+        return self.adamw(self.parameters, self.gradients, *moments, *layout, numbers, draws, self.columns)
+
+
 class Discard(Graph):
     """Graph that zeroes the gradient buffers."""
 
@@ -130,7 +157,8 @@ class AdamW:
     model. share: rows that this replica updates; None for all. own_rows: parameters of `share` that are not the
     model's. block_numbers: parameters are updated in blocks of at most this many numbers (or one parameter); None is
     all at once. blocks: parameter indices of each block; before_block is called with a block's index, so that only this
-    block's moments need to be in memory. operators: composed ones by default.
+    block's moments need to be in memory. operators: composed ones by default. places: of the rows that are updated
+    here, in the whole parameters; these by default. seed: of the random numbers that round moments.
     """
 
     def __init__(
@@ -142,6 +170,8 @@ class AdamW:
         share: ReplicaShare | None = None,
         block_numbers: int | None = None,
         operators: Operators = COMPOSED,
+        places: Sequence[Place] | None = None,
+        seed: int = 0,
     ):
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
@@ -150,7 +180,7 @@ class AdamW:
         share = share or ReplicaShare(parameters, whole, lambda: None)
         trained = {id(parameter) for parameter in parameters}
         self.own_rows = [parameter for parameter in share.parameters if id(parameter) not in trained]
-        self.first, self.second = (zeros_like(share.parameters, moment) for moment in ("exp_avg", "exp_avg_sq"))
+        self.moments = Moments(settings.state, share.parameters)
         self.updates = 0
         norm = norm or ShardedNorm([True] * len(parameters), float)
         counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
@@ -160,19 +190,57 @@ class AdamW:
         sizes = [parameter.size for parameter in parameters]
         self.blocks = buckets(sizes, block_numbers or sum(sizes))
         self.before_block: Callable[[int], None] = lambda block: None
-        self._apply = [
-            Apply(
-                parameters=_chosen(share.parameters, block),
-                gradients=_chosen(self.gradients, block),
-                first=_chosen(self.first, block),
-                second=_chosen(self.second, block),
-                decays=[specs[i].decays for i in block],
-                rows=[(share.rows[i].start, share.rows[i].stop) for i in block],
-                adamw=operators.adamw,
-            )
-            for block in self.blocks
-        ]
+        places = places or [Place.whole(spec) for spec in specs]
+        self._apply = [self._graphs(block, share, specs, places, seed, operators) for block in self.blocks]
         self._discard = Discard(self.gradients)
+
+    @property
+    def first(self) -> ParameterTuple:
+        """First moments of all parameters."""
+        return self.moments.first
+
+    @property
+    def second(self) -> ParameterTuple:
+        """Second moments of all parameters."""
+        return self.moments.second
+
+    def _graphs(
+        self,
+        block: Sequence[int],
+        share: ReplicaShare,
+        specs: Sequence[ParameterSpec],
+        places: Sequence[Place],
+        seed: int,
+        operators: Operators,
+    ) -> list[tuple[Graph, Draws | None]]:
+        """Make the graphs that update a block, with the random numbers that each takes."""
+
+        def inputs(indices: Sequence[int]) -> dict[str, Any]:
+            return {
+                "parameters": _chosen(share.parameters, indices),
+                "gradients": _chosen(self.gradients, indices),
+                "first": _chosen(self.first, indices),
+                "second": _chosen(self.second, indices),
+                "decays": [specs[i].decays for i in indices],
+                "rows": [(share.rows[i].start, share.rows[i].stop) for i in indices],
+            }
+
+        exact = [index for index in block if self.moments.forms[index] == "float32"]
+        rounded = [index for index in block if index not in exact]
+        graphs: list[tuple[Graph, Draws | None]] = []
+        if exact:
+            graphs.append((Apply(**inputs(exact), adamw=operators.adamw), None))
+        if rounded:
+            own = [places[index] for index in rounded]
+            scales = [kept[index] for kept in self.moments.scales for index in rounded if kept[index] is not None]
+            graph = RoundedApply(
+                **inputs(rounded),
+                scales=ParameterTuple(scales) if scales else (),
+                columns=[place.column for place in own],
+                adamw=operators.rounded_adamw,
+            )
+            graphs.append((graph, Draws(seed, own)))
+        return graphs
 
     def step(self, rate: float, empty: bool = False) -> UpdateResult:
         """Clip, update with learning rate `rate`, and zero the gradients.
@@ -196,9 +264,10 @@ class AdamW:
         fused = rate * second / first
         decay = s.weight_decay * rate / fused if fused else 0.0
         values = [Tensor(np.float32(value)) for value in (fused, s.beta1, s.beta2, s.eps * second, decay, scale)]
-        for block, apply in enumerate(self._apply):
+        for block, graphs in enumerate(self._apply):
             self.before_block(block)
-            apply(*values).asnumpy()
+            for apply, draws in graphs:
+                apply(*(draws(self.updates) if draws else ()), *values).asnumpy()
         self._gather()
 
     def state_dict(self) -> dict[str, int]:
@@ -206,7 +275,7 @@ class AdamW:
         return {"updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore `state_dict`; the moments are set through `first` and `second`."""
+        """Restore `state_dict`; the moments are set through `moments`."""
         self.updates = state["updates"]
 
     def discard(self) -> None:

@@ -11,6 +11,7 @@
 #include "feed_forward_half.h"
 #include "head.h"
 #include "optimizer.h"
+#include "optimizer_state.h"
 #include "shared_sum.h"
 #include "small.h"
 

@@ -108,6 +108,7 @@ DECLARED: Mapping[str, tuple[EntryPoint, ...]] = {
     "token_log_probs_gradient": (EntryPoint("token_log_probs_gradient", lambda hidden, *_: hidden),),
     "squared_norm": (EntryPoint("squared_norm", lambda *_: [1]),),
     "adamw": (EntryPoint("adamw", lambda *_: [1]),),
+    "rounded_adamw": (EntryPoint("adamw_bfloat16", lambda *_: [1]), EntryPoint("adamw_int8", lambda *_: [1])),
     "shared_sum": (EntryPoint("shared_sum", lambda x, ranks: x),),
 }
 # Outputs that a half's gradient takes.
@@ -153,6 +154,8 @@ class NativeOperators(Operators):
         self._admit = custom["admit"]
         self._squared_norm = custom["squared_norm"]
         self._adamw = custom["adamw"]
+        self._adamw_bfloat16 = custom["adamw_bfloat16"]
+        self._adamw_int8 = custom["adamw_int8"]
         self._shared_sum = custom["shared_sum"]
         # Without it, independent sums would run in any order, and ranks that begin different sums would wait forever.
         self._shared_sum.add_prim_attr("side_effect_io", True)
@@ -194,6 +197,12 @@ class NativeOperators(Operators):
         # No loop over parameters: MindSpore would infer one tuple for each, and each is longer than the one before.
         return self._adamw(ops.stack(numbers), update_layout(rows, decays), *parameters, *first, *second, *gradients)
 
+    def rounded_adamw(self, parameters, gradients, first, second, scales, decays, rows, numbers, draws, columns):
+        layout = update_layout(rows, decays, columns)
+        arrays = (*parameters, *gradients, *first, *second, *scales)
+        update = self._adamw_int8 if scales else self._adamw_bfloat16
+        return update(ops.stack(numbers), layout, *draws, *arrays)
+
 
 @functools.cache
 def open_operators(
@@ -223,9 +232,13 @@ def integers(values):
 
 
 @constexpr
-def update_layout(rows, decays):
-    """Describe parameters as int32[2 * n]: first row, and 1 for weight decay."""
-    return Tensor(np.array([(first, decay) for (first, _), decay in zip(rows, decays, strict=True)], np.int32).ravel())
+def update_layout(rows, decays, *columns):
+    """Describe parameters as int32[2 * n]: first row, and 1 for weight decay.
+
+    columns: the first column of each, the third number of it.
+    """
+    starts = [start for start, _ in rows]
+    return Tensor(np.array(list(zip(starts, decays, *columns, strict=True)), np.int32).ravel())
 
 
 class _RmsNorm(nn.Cell):
