@@ -96,6 +96,10 @@ class Role:
             return [f"{self.name}.{number}" for number in range(len(self.listed(config)))]
         return [self.name] if self.used(config) else []
 
+    def optimizer(self, config: Any) -> Any:
+        """Return the settings of its optimizer, of a role that is trained."""
+        return (getattr(config, self.settings) if self.settings else config).optimizer
+
     def keeps_tower(self, model: ModelConfig, config: Any) -> bool:
         """Test that a run changes nothing in the vision tower of its model."""
         return not self.follows(config) and (self.training is None or not tower_trains(model))

@@ -2,12 +2,12 @@
 
 Vectors (norms, biases) have float32 moments in every form.
 
-int8: a code is a float of 8 bits under a scale, which is a power of two and the same for `BLOCK` consecutive numbers of
-a row. The first moment has a sign, 4 bits of exponent and 3 of mantissa, with zero and subnormal numbers. The second has
-5 and 3 bits and no zero: below its smallest code it is rounded up, because a first moment over a second one of zero
-would be an enormous step (Dettmers et al. 2022, arXiv:2110.02861, name that danger). Only a block of nothing but zeros
-has zeros: its scale is 0. All codes are exact in float32, so that a stored moment is read and stored again without loss
-unless blocks are cut elsewhere, and then down to the smallest code of a new block.
+int8: a code is a float of 8 bits under a scale, a power of two that `BLOCK` consecutive numbers of a row share (scales
+of blocks: Dettmers et al. 2022, arXiv:2110.02861). The first moment has a sign, 4 bits of exponent and 3 of mantissa,
+with zero and subnormal numbers. The second has 5 and 3 bits and no zero: what is below its smallest code is rounded up
+to it, because a first moment over a second one of zero would be an enormous step. Only a block of nothing but zeros has
+zeros: its scale is 0. All codes are exact in float32, so that moments are stored, read and stored again without loss;
+only where blocks are cut elsewhere, numbers below the smallest code of a new block are rounded.
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,11 @@ def form_of(state: State, shape: Sequence[int]) -> State:
     return state if len(shape) > 1 else "float32"
 
 
+def form_named(dtype: str) -> str:
+    """Return the form that has numbers of this dtype, by NumPy's name or that of safetensors."""
+    return "int8" if dtype in ("int8", "uint8", "I8", "U8") else dtype
+
+
 def scales_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the shape of the scales of an array of codes."""
     return (*shape[:-1], ceil(shape[-1] / BLOCK))
@@ -71,7 +76,7 @@ def encode(values: np.ndarray, moment: Moment, uniform: np.ndarray | float = 0.5
     uniform: in [0, 1), of the shape of values; a number between two codes gets the larger magnitude if `uniform` is
     below its share of the way. 0.5 rounds to the nearest.
     """
-    *rest, size = values.shape
+    size = values.shape[-1]
     flat = np.ascontiguousarray(values, np.float32).reshape(-1, size)
     draws = np.broadcast_to(np.float32(uniform), values.shape).reshape(flat.shape)
     codes = np.empty(flat.shape, DTYPES[moment])

@@ -301,8 +301,9 @@ class Operators(ModelOperators, Protocol):
 
         first, second: bfloat16, or int8 and uint8 codes. scales: of the codes, all of the first moments and then all of
         the second; none for bfloat16. draws: random float32 in [0, 1): of each row of all parameters, [rows], and of
-        columns, for both moments, [2, columns]. A number is rounded up if the sum of its row's and its column's, without
-        what is before the point, is below its share of the way. columns: the first column of each parameter.
+        columns, for both moments, [2, columns]. A number between two of the form gets the larger magnitude if the
+        fraction of the sum of its row's and its column's draws is below its share of the way. columns: the first
+        column of each parameter.
         """
         given = (parameters, gradients, first, second, scales, decays, rows, numbers, draws, columns)
         return composed_optimizer.rounded_adamw(*given)

@@ -11,6 +11,7 @@ from typing import Any
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step_folders
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
+from mindrlhf.checkpoint.stored_tensor import joined
 from mindrlhf.checkpoint.training_state import WEIGHTS, layout_from_json
 from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.checkpoint.weight_source import WeightSource
@@ -112,7 +113,7 @@ class Checkpoint:
         files = {rank: self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in layout.ranks}
         ranks = {rank: index_safetensors(file) if file.exists() else {} for rank, file in files.items()}
         with self.understood(f"the layout of {kind}"):
-            return WeightSource.of(self.folder, layout, ranks)
+            return WeightSource.of(self.folder, layout, {rank: joined(tensors) for rank, tensors in ranks.items()})
 
 
 def locate(path: str | Path) -> list[Path]:

@@ -17,7 +17,7 @@ from mindrlhf.files.text import reading
 
 # Other types are kept by the format's own name.
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()} | {"int8": "I8", "uint8": "U8"}
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's reference implementation
 
@@ -61,14 +61,15 @@ def write_safetensors(
     path: Path,
     layout: Sequence[tuple[str, tuple[int, ...]]],
     arrays: Iterable[np.ndarray],
-    dtype: StoredDtype | Mapping[str, StoredDtype],
+    dtype: StoredDtype | Mapping[str, str],
     metadata: dict[str, str],
     digest: Any = None,
 ) -> None:
     """Write tensors one at a time, in order; not atomic by itself.
 
     layout: (name, shape) of every tensor. arrays: in that order; floating-point, of any memory layout.
-    dtype: of the stored numbers, one for all or name -> dtype. digest: as in `hashlib`; gets every byte of the file.
+    dtype: of the stored numbers, one for all or name -> dtype; int8 and uint8 are for an optimizer's codes. digest: as
+    in `hashlib`; gets every byte of the file.
     Raises `ValueError` for an array that is missing or of another shape, `UserError` for a value beyond its dtype.
     """
     dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name, _ in layout}

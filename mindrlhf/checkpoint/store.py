@@ -24,6 +24,7 @@ from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, explained, put_in_place, remove_folder, sync, sync_folder, temporary_name
 from mindrlhf.files.naming import step_of, step_path
+from mindrlhf.optimizer_state import SCALES
 
 STATE_FILE = "state.json"
 HF_FOLDER = "hf"  # of a checkpoint: the model's configuration and tokenizer
@@ -78,7 +79,9 @@ class CheckpointStore:
         self.wait()
         groups = {}
         for kind, group in state.groups.items():
-            mine = {name: group.shards[name] for name in group.layout.writers.get(self._rank, ())}
+            own = group.layout.writers.get(self._rank, ())
+            scales = (f"{name}{SCALES}" for name in own)
+            mine = {name: group.shards[name] for name in (*own, *scales) if name in own or name in group.shards}
             groups[kind] = ShardGroup(group.layout, mine)
         mine = replace(state, groups=groups)
         snapshot = Snapshot(groups)
@@ -226,11 +229,12 @@ class CheckpointStore:
 
 
 def _write_arrays(kind: str, group: ShardGroup, snapshot: Snapshot, path: Path) -> StoredFile:
-    """Write one kind of arrays."""
+    """Write one kind of arrays, each as it is."""
     digest = hashlib.sha256()
     shapes = [(name, array.shape) for name, array in group.shards.items()]
+    dtypes = {name: str(array.dtype) for name, array in group.shards.items()}
     with closing(snapshot.take(kind)) as arrays:
-        write_safetensors(path, shapes, arrays, "float32", {"format": "ms"}, digest)
+        write_safetensors(path, shapes, arrays, dtypes, {"format": "ms"}, digest)
     return StoredFile(path.stat().st_size, digest.hexdigest())
 
 

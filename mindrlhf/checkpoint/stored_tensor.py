@@ -3,6 +3,7 @@
 NumPy has no bfloat16: such a number is the upper half of a float32, handled here as its bits in uint16.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from mindrlhf import optimizer_state
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameter_spec import View
 
@@ -17,6 +19,8 @@ StoredDtype = Literal["float32", "float16", "bfloat16"]
 
 # The NumPy view of each stored type, little-endian as in both file formats.
 STORAGE = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+# Codes of an optimizer's moments, which are no numbers without their scales: by NumPy's name, and as files name them.
+CODES = {"int8": np.dtype("i1"), "uint8": np.dtype("u1"), "I8": np.dtype("i1"), "U8": np.dtype("u1")}
 
 _BLOCK = 1 << 16  # elements rounded at a time: the temporaries stay in the cache, which is seven times faster
 
@@ -30,8 +34,15 @@ def decode(raw: np.ndarray, dtype: StoredDtype) -> np.ndarray:
     return bits.view(np.float32)
 
 
-def encode(array: np.ndarray, dtype: StoredDtype, name: str) -> np.ndarray:
-    """Round a float array, called `name`, to contiguous `STORAGE[dtype]`: ties to even."""
+def encode(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
+    """Round a float array, called `name`, to contiguous `STORAGE[dtype]`: ties to even.
+
+    Codes, and bfloat16 numbers of MindSpore, stay as they are.
+    """
+    if dtype in CODES:
+        return np.ascontiguousarray(array, CODES[dtype])
+    if str(array.dtype) == dtype == "bfloat16":
+        return np.ascontiguousarray(array.view(STORAGE[dtype]))
     array = np.ascontiguousarray(array, dtype=np.float32)
     if dtype == "bfloat16":
         return _bfloat16_bits(array)
@@ -110,6 +121,40 @@ class StoredTensor:
             raise UserError(f"{found}; give weights and layout of one model.")
 
 
+@dataclass(frozen=True)
+class CodedTensor(StoredTensor):
+    """Codes of an optimizer's moment in a file, with their scales; read as numbers."""
+
+    scales: StoredTensor = field(kw_only=True)
+
+    def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
+        """Read the numbers, or the part `index`, as a new contiguous float32 array."""
+        *rows, columns = index or (slice(None),) * len(self.shape)
+        ((offset, _),) = self.segments
+        try:
+            codes = np.memmap(self.file, CODES[self.dtype], "r", offset, self.shape)
+            part = np.asarray(codes[tuple(rows)])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.file}: tensor {self.name} cannot be read ({error}).") from error
+        numbers = optimizer_state.decode(part, self.scales.read((*rows, slice(None))))
+        return np.ascontiguousarray(numbers[..., columns])
+
+
+def joined(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Join codes with their scales, which have no names then. Raises LookupError for codes without."""
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype in CODES:
+            scales = tensors[f"{name}{optimizer_state.SCALES}"]
+            if scales.shape != optimizer_state.scales_shape(tensor.shape):
+                raise LookupError(f"{name} and its scales have no common shape")
+            found[name] = CodedTensor(tensor.file, name, tensor.dtype, tensor.shape, tensor.segments, scales=scales)
+        elif not name.endswith(optimizer_state.SCALES):
+            found[name] = tensor
+    return found
+
+
 def stored_size(dtype: str, shape: tuple[int, ...]) -> int | None:
     """Compute a tensor's bytes in a file; None for an unknown type."""
-    return prod(shape) * STORAGE[dtype].itemsize if dtype in STORAGE else None
+    known = STORAGE | CODES
+    return prod(shape) * known[dtype].itemsize if dtype in known else None

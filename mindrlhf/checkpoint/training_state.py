@@ -22,7 +22,8 @@ WEIGHTS = POLICY.checkpoint  # the kind of arrays that most readers want
 class ShardGroup:
     """A rank's part of one kind of array: weights, or an optimizer moment.
 
-    layout: of all ranks, the same on each. shards: name -> this rank's part, float32; written through on resume.
+    layout: of all ranks, the same on each. shards: name -> this rank's part: float32, bfloat16, or 8-bit codes with
+    their scales under a name of their own (`optimizer_state.SCALES`); written through on resume.
     """
 
     layout: Layout

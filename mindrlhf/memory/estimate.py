@@ -334,7 +334,7 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
         role = role_of(name)
         gathered |= gathered_bytes(part)
         if role.training:
-            apart[name], moments = optimizer_bytes(part, work.config.memory.swap)
+            apart[name], moments = optimizer_bytes(part, work.config.memory.swap, role.optimizer(work.config).state)
             updates |= {role.training.gradients: [gradient_bytes(part)], role.training.moments: moments}
         if role not in (POLICY, GENERATOR):
             numbers = numbers_bytes(part, work.roles[name].own(part.specs)) + apart[name]

@@ -7,6 +7,7 @@ from mindrlhf.backend.native.packing import row_words
 from mindrlhf.memory.residency import BLOCK_NUMBERS
 from mindrlhf.model_roles import POLICY_GROUPS
 from mindrlhf.models.parameters import ParameterSpec
+from mindrlhf.optimizer_state import State, moment_bytes
 from mindrlhf.parallel.blocks import buffer_shapes, cut_blocks
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Shape
@@ -38,13 +39,16 @@ def graph_layers(part: Partition) -> int:
     return len({block.alike for block in cut_blocks(part)[1:]}) if part.gathered else len(part.layers)
 
 
-def optimizer_bytes(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
-    """Compute bytes of separately updated rows, and of each block of moments."""
+def optimizer_bytes(part: Partition, in_blocks: bool, state: State) -> tuple[int, list[int]]:
+    """Compute bytes of separately updated rows, and of each block of moments.
+
+    state: see `optimizer.state`.
+    """
     sizes = [prod(part.shape(spec)) for spec in part.trained]
-    updated = [prod(part.optimizer_layout.shape(part.rank, spec.name)) for spec in part.trained]
-    apart = sum(own for own, size in zip(updated, sizes, strict=True) if own < size)
+    shapes = [part.optimizer_layout.shape(part.rank, spec.name) for spec in part.trained]
+    apart = sum(prod(shape) for shape, size in zip(shapes, sizes, strict=True) if prod(shape) < size)
     blocks = buckets(sizes, BLOCK_NUMBERS if in_blocks else sum(sizes))
-    return apart * FLOAT32, [2 * FLOAT32 * sum(updated[index] for index in block) for block in blocks]
+    return apart * FLOAT32, [2 * sum(moment_bytes(state, shapes[index]) for index in block) for block in blocks]
 
 
 def policy_bytes(

@@ -43,7 +43,7 @@ class Critic(RolePart):
         objective = value_objective(self.settings.value_clip)
         optimizer = self.settings.optimizer
         head = Values(self.decoder_for_updates())
-        updater = self.open_updater(head, objective, optimizer, config.train, config.memory.swap)
+        updater = self.open_updater(head, objective, optimizer, config.train, config.memory.swap, config.seed)
         self._updates = Updates(self.role.title, updater, self.data_parallel, "token-mean")
         self.scorer = Scorer(Values(self.decoder), config.train, self.pipeline)
 

@@ -47,6 +47,7 @@ from mindrlhf.parallel.pipeline import PipelineAxis
 from mindrlhf.reshard.online import OnlineReshard, gather_full
 from mindrlhf.reshard.plan import plan
 from mindrlhf.roles.blocks import Workspace, collect_in_blocks, keep_blocks, open_blocks
+from mindrlhf.training.moments import Place
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.scoring import Scorer
@@ -217,7 +218,8 @@ class ModelPart:
         """Open an updater that minimises an objective over the parameters that train.
 
         head: see `training.graphs`, over the part's decoder for updates. in_blocks: update in blocks, so that moments
-        can be swapped during an update. seed: see `Updater`. train.load_balancing_coef adds its term to the objective.
+        can be swapped during an update. seed: see `Updater` and `AdamW`. train.load_balancing_coef adds its term to the
+        objective.
         """
         part = self.partition
         if train.load_balancing_coef:
@@ -231,6 +233,8 @@ class ModelPart:
             self._replica_share() if part.shared_optimizer else None,
             BLOCK_NUMBERS if in_blocks else None,
             self.decoder.operators,
+            self._places(),
+            seed,
         )
         buckets = self.yaml.parallel.gradient_aggregation_group
         reduce = None
@@ -244,6 +248,12 @@ class ModelPart:
                 reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets)
         self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches, seed)
         return self.updater
+
+    def _places(self) -> list[Place]:
+        """List the places of the rows that this rank updates."""
+        layout = self.partition.optimizer_layout
+        trained = self.partition.trained
+        return [Place(spec.name, layout.slices(self.partition.rank, spec.name), spec.shape) for spec in trained]
 
     def _sum_over_copy(self, number: float) -> float:
         return float(self.collectives.all_reduce_sum(np.array([number], np.float64), self.partition.copy)[0])
@@ -303,7 +313,7 @@ class ModelPart:
         optimizer = self.updater.optimizer
         yield training.gradients, [*optimizer.gradients, *self._gathered_gradients], True
         for number, block in enumerate(optimizer.blocks):
-            moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
+            moments = [array for i in block for array in optimizer.moments.arrays(i)]
             yield f"{training.moments}.{number}", moments, True
 
     def kept_arrays(self) -> Arrays:
@@ -319,10 +329,8 @@ class ModelPart:
         names = [spec.name for spec in self.partition.trained]
         optimizer = self.updater.optimizer
         prefix = self.role.training.moment_prefix
-        return {
-            f"{prefix}{kind}": (layout, dict(zip(names, moments, strict=True)))
-            for kind, moments in (("exp_avg", optimizer.first), ("exp_avg_sq", optimizer.second))
-        }
+        named = zip(("exp_avg", "exp_avg_sq"), optimizer.moments.named(names), strict=True)
+        return {f"{prefix}{kind}": (layout, moments) for kind, moments in named}
 
     def save_hf(
         self,

@@ -1,5 +1,6 @@
 """Checkpoints of a run on schedule, and its clean end before the last step."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -20,12 +21,16 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.naming import step_path
 from mindrlhf.metrics.performance import resident_bytes
 from mindrlhf.model_roles import SAVED, TRAINED
+from mindrlhf.optimizer_state import SCALES, form_named
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.roles.part import Arrays, Parameters
 from mindrlhf.run.counters import BadUpdates, Best, Patience
 from mindrlhf.run.stop_signals import Stopped, StopSignals
+from mindrlhf.training.moments import write_moment
 from mindrlhf.training.updater import Update
 from mindrlhf.units import GIB
+
+_log = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -52,8 +57,8 @@ class Blob(Protocol):
 class Managed:
     """State of this rank in a checkpoint.
 
-    arrays: kind -> (layout, this rank's parameters by their names in the layout). counters, blobs: by name. run: see
-    `TrainingState`. hf_files: files of the checkpoint's HF folder, on rank 0.
+    arrays: kind -> (layout, this rank's parameters by their names in the layout; scales of codes have names of their
+    own). counters, blobs: by name. run: see `TrainingState`. hf_files: files of the checkpoint's HF folder, on rank 0.
     """
 
     arrays: Arrays
@@ -113,9 +118,12 @@ class Checkpointer:
     def restore(self, checkpoint: Checkpoint, rank: int) -> None:
         """Restore a checkpoint in any layout, without weights; state it lacks begins fresh."""
         trained = {role.checkpoint for role in TRAINED}  # their weights are read when parts are opened
+        other = None
         for kind, (layout, parameters) in self._state.arrays.items():
             if kind not in trained and kind in checkpoint.groups:
-                _read_into(parameters, layout, checkpoint, kind, rank)
+                other = _read_into(parameters, layout, checkpoint, kind, rank) or other
+        if other and rank == min(layout.ranks):
+            _log.warning("%s: %s.", checkpoint.folder, other)
         for name in self._counters:
             self._restore_counter(checkpoint, name)
         for name, blob in self._state.blobs.items():
@@ -252,8 +260,17 @@ class Checkpointer:
         self._blob_snapshots = {name: blob.snapshot() for name, blob in self._state.blobs.items()}
 
 
-def _read_into(parameters: Parameters, layout: Layout, checkpoint: Checkpoint, kind: str, rank: int) -> None:
-    """Read a rank's part of one kind of arrays, saved in any layout."""
+def _read_into(parameters: Parameters, layout: Layout, checkpoint: Checkpoint, kind: str, rank: int) -> str | None:
+    """Read a rank's part of one kind of arrays, saved in any layout.
+
+    Returns a sentence about moments that were saved in another form.
+    """
+    other = None
     stored = checkpoint.weights(kind, layout.shapes)
-    for name, parameter in parameters.items():
-        backend.write(parameter, stored.read(name, layout.slices(rank, name)))
+    for name in (name for name in parameters if name in layout.placements):
+        numbers = stored.read(name, layout.slices(rank, name))
+        write_moment(parameters[name], parameters.get(f"{name}{SCALES}"), numbers)
+        own, theirs = form_named(str(backend.read(parameters[name]).dtype)), form_named(stored.dtypes[name])
+        if own != theirs:
+            other = f"its moments are {theirs}, and optimizer.state is {own}: they are converted"
+    return other

@@ -140,29 +140,37 @@ struct Int8Moments {
         second_scales(static_cast<float *>(arrays[3])) {}
 
   void update(const UpdateNumbers &n, float decay, const Piece &piece) const {
+    // Copies on the stack: bytes in memory may be anything's, and the compiler would load all else again after each.
+    const int64_t size = piece.size;
+    const float row = piece.row, *one = piece.one, *two = piece.two;
     float m[kMomentBlock], v[kMomentBlock];
-    int8_t *a = first + piece.at;
-    uint8_t *b = second + piece.at;
-    float &a_scale = first_scales[piece.scale_at], &b_scale = second_scales[piece.scale_at];
+    int8_t a[kMomentBlock];
+    uint8_t b[kMomentBlock];
+    std::memcpy(a, first + piece.at, size);
+    std::memcpy(b, second + piece.at, size);
+    const float a_old = first_scales[piece.scale_at], b_old = second_scales[piece.scale_at];
 #pragma omp simd
-    for (int64_t j = 0; j < piece.size; ++j) {
-      m[j] = first_value(a[j]) * a_scale;
-      v[j] = second_value(b[j]) * b_scale;
+    for (int64_t j = 0; j < size; ++j) {
+      m[j] = first_value(a[j]) * a_old;
+      v[j] = second_value(b[j]) * b_old;
     }
-    step(n, decay, piece.size, piece.w, piece.g, m, v);
+    step(n, decay, size, piece.w, piece.g, m, v);
     float a_top = 0, b_top = 0;
 #pragma omp simd reduction(max : a_top, b_top)
-    for (int64_t j = 0; j < piece.size; ++j) {
-      a_top = std::max(a_top, std::fabs(m[j]));
-      b_top = std::max(b_top, v[j]);
+    for (int64_t j = 0; j < size; ++j) {
+      const float magnitude = std::fabs(m[j]);
+      a_top = magnitude > a_top ? magnitude : a_top;
+      b_top = v[j] > b_top ? v[j] : b_top;
     }
-    a_scale = scale_of(a_top), b_scale = scale_of(b_top);
+    const float a_scale = scale_of(a_top), b_scale = scale_of(b_top);
     const float a_inverse = a_scale > 0 ? 1 / a_scale : 0, b_inverse = b_scale > 0 ? 1 / b_scale : 0;
 #pragma omp simd
-    for (int64_t j = 0; j < piece.size; ++j) {
-      a[j] = static_cast<int8_t>(first_code(m[j] * a_inverse, draw(piece.row, piece.one[j])));
-      b[j] = static_cast<uint8_t>(second_code(v[j] * b_inverse, draw(piece.row, piece.two[j])));
-    }
+    for (int64_t j = 0; j < size; ++j) a[j] = static_cast<int8_t>(first_code(m[j] * a_inverse, draw(row, one[j])));
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) b[j] = static_cast<uint8_t>(second_code(v[j] * b_inverse, draw(row, two[j])));
+    std::memcpy(first + piece.at, a, size);
+    std::memcpy(second + piece.at, b, size);
+    first_scales[piece.scale_at] = a_scale, second_scales[piece.scale_at] = b_scale;
   }
 };
 
