@@ -13,8 +13,9 @@ from mindrlhf.memory.estimate import Work
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.metrics.flops import forward_flops, phase_flops
 from mindrlhf.metrics.tower_flops import tower_flops
-from mindrlhf.model_roles import ROLES
+from mindrlhf.model_roles import ROLES, role_of
 from mindrlhf.models.parameters import parameter_count, trained_count
+from mindrlhf.optimizer_state import BLOCK, moment_bytes
 from mindrlhf.phases import PHASES
 from mindrlhf.shapes import round_responses
 from mindrlhf.units import FLOAT32
@@ -22,7 +23,9 @@ from mindrlhf.units import FLOAT32
 MOST_ROWS = 2048  # of a measured product; more rows are no faster
 MOST_NUMBERS = 2**24  # of its weights; more than processor caches hold
 MOST_OPERATIONS = 2**33
-OPTIMIZER_PASSES = 7  # reads of weight, gradient and two moments, and writes of all but the gradient
+WEIGHT_PASSES = 3  # of the optimizer: reads of weight and gradient, and a write of the weight
+MOMENT_PASSES = 2  # a read and a write of each moment
+MATRIX = (1, BLOCK)  # stands for all parameters: nearly all numbers are those of matrices
 LEAST_SHARE = 0.05  # smallest share of a step for a phase to be named
 SHORT_S = 10.0  # no measurement for a run whose products take less
 
@@ -99,7 +102,9 @@ def _passing(work: Work, phase: str, name: str, rates: Rates) -> float:
         return flops / rates.passes
     passes = 1 + train.computes_again / PHASES[phase].passes
     updates = config.algorithm.num_iterations * config.algorithm.updates_per_iteration
-    moved = OPTIMIZER_PASSES * FLOAT32 * trained_count(work.model) / train.parallel.model_parallel
+    moments = 2 * moment_bytes(role_of(name).optimizer(config).state, MATRIX) / BLOCK
+    each = WEIGHT_PASSES * FLOAT32 + MOMENT_PASSES * moments
+    moved = each * trained_count(work.model) / train.parallel.model_parallel
     updating = updates * moved / train.parallel.pipeline_stage / rates.memory
     return flops * passes / rates.passes + updating
 

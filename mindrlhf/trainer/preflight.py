@@ -21,9 +21,8 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.algorithm import AlgorithmSettings
-from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.configs.grpo import GRPOSettings, SamplingSettings
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.run import RunSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import sandbox_note
 from mindrlhf.errors import UserError
@@ -37,7 +36,8 @@ from mindrlhf.memory.pictures import Lengths, Pictures
 from mindrlhf.memory.step_time import Rates, forecast, length_of_step, run_rates, time_line
 from mindrlhf.model_roles import EXPORTED, RoleModel
 from mindrlhf.models.adapters import trained_lines
-from mindrlhf.models.parameters import parameter_count, trained_count
+from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
+from mindrlhf.optimizer_state import State, moment_bytes
 from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.decode_graphs import FUSED_TOKENS
@@ -102,7 +102,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
         **trained_lines(job.model, job.config),
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
-        "disk": disk_line(job.flags.save_ckpt_dir, *disk_needs(job.config.trainer, job.roles)),
+        "disk": disk_line(job.flags.save_ckpt_dir, *disk_needs(job.config, job.roles)),
     }
     seconds = None
     if work:
@@ -178,17 +178,26 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"{found}; free some space, or give another folder.") from error
 
 
-def disk_needs(settings: RunSettings, roles: Mapping[str, RoleModel]) -> tuple[int, int]:
+def disk_needs(config: GRPOSettings, roles: Mapping[str, RoleModel]) -> tuple[int, int]:
     """Compute bytes of disk: the least for saving, and for all files.
 
-    An exported model is one copy of the weights in float32; a checkpoint is three: weights and two moments. While a
+    An exported model is one copy of the weights in float32; a checkpoint has the trained ones with two moments. While a
     checkpoint is written, the disk has one more than is kept. Rollouts are not counted.
     """
-    models = [roles[role.name].model for role in EXPORTED if role.name in roles]
-    weights, trained = (FLOAT32 * sum(map(count, models)) for count in (parameter_count, trained_count))
+    exported = {role: roles[role.name].model for role in EXPORTED if role.name in roles}
+    weights = FLOAT32 * sum(map(parameter_count, exported.values()))
+    settings = config.trainer
     if settings.save_freq is None:
         return weights, weights
-    return weights + 3 * trained, weights + 3 * trained * (1 + (settings.save_max_ckpt_num or 0))
+    states = {role: role.optimizer(config).state for role in exported}
+    checkpoint = sum(checkpoint_bytes(model, states[role]) for role, model in exported.items())
+    return weights + checkpoint, weights + checkpoint * (1 + (settings.save_max_ckpt_num or 0))
+
+
+def checkpoint_bytes(model: ModelConfig, state: State) -> int:
+    """Compute the bytes of trained weights with their moments."""
+    shapes = [spec.shape for spec in parameter_table(model) if spec.trains]
+    return FLOAT32 * trained_count(model) + 2 * sum(moment_bytes(state, shape) for shape in shapes)
 
 
 def disk_line(folder: Path, least: int, whole: int) -> str:

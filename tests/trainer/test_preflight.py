@@ -104,7 +104,7 @@ def test_memory_that_will_not_do_is_said_before_the_run():
 def test_disk(tmp_path, monkeypatch):
     def needs(*settings: str, model=MODEL) -> tuple[int, int]:
         config = load_grpo_config(None, settings)
-        return disk_needs(config.trainer, read_roles(TrainFlags(), config, model))
+        return disk_needs(config, read_roles(TrainFlags(), config, model))
 
     weights = 4 * parameter_count(MODEL)
     assert needs() == (weights, weights)
