@@ -24,6 +24,7 @@ from mindrlhf.memory.step_time import Rates, step_seconds
 from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
+from mindrlhf.optimizer_state import STATES
 from mindrlhf.phases import PHASES
 from mindrlhf.training.batch import MicroBatch
 from mindrlhf.units import FLOAT32, GIB
@@ -202,6 +203,22 @@ def test_moments_come_in_blocks(monkeypatch):
     assert 0 < plan.phases["update_actor"]["moments"] <= 2 * largest * FLOAT32 < plan.roles["moments"]
 
 
+@pytest.mark.parametrize("layout", [{}, {"data_parallel": 2, "model_parallel": 2, "enable_parallel_optimizer": True}])
+def test_moments_of_fewer_bits(layout):
+    """Of matrices: a byte for each number, and 4 for each block of a row."""
+    same = {"data_parallel": 2, "model_parallel": 2} if layout else {}
+    every = {state: role_sums(work(layout, same, (f"optimizer.state={state}",))) for state in STATES}
+    gradients = every["float32"]["gradients"] // same.get("data_parallel", 1)
+    assert every["float32"]["moments"] == 2 * gradients
+    matrices = 2 * every["float32"]["moments"] - 2 * every["bfloat16"]["moments"]
+    assert 0.9 * 2 * gradients < matrices < 2 * gradients
+    scales = every["int8"]["moments"] - (every["float32"]["moments"] - 3 * matrices // 4)
+    assert 2 * 4 * matrices / 8 / 128 < scales < matrices / 4  # rows here are far shorter than a block
+    ppo = role_sums(work(settings=("algorithm.advantage=gae", "critic.optimizer.state=bfloat16")))
+    assert ppo["critic_moments"] < 0.55 * 2 * ppo["critic_gradients"]
+    assert ppo["moments"] == 2 * ppo["gradients"]
+
+
 def test_the_critic_validation_and_remax_have_roles_of_their_own():
     ppo = work(settings=("algorithm.advantage=gae", "algorithm.updates_per_iteration=2"), lengths=Lengths(20, 10, 50))
     plan = ppo.rank_plan(0)
@@ -327,6 +344,7 @@ ADAPTERS = ("lora.rank=4", "lora.reference=start")
     ("workers", "layouts"),
     [
         (1, ADAPTERS),
+        pytest.param(1, ("optimizer.state=int8",), marks=pytest.mark.slow),
         pytest.param(1, (), marks=pytest.mark.slow),
         pytest.param(2, TWO_RANKS, marks=[pytest.mark.slow, pytest.mark.msrun]),
         pytest.param(2, (*TWO_RANKS, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),

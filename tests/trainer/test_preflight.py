@@ -110,6 +110,7 @@ def test_disk(tmp_path, monkeypatch):
     assert needs() == (weights, weights)
     saving = ["trainer.save_freq=10", "trainer.save_max_ckpt_num=2"]
     assert needs(*saving) == (4 * weights, weights + 9 * weights)
+    assert 1.5 * weights < needs(*saving, "optimizer.state=int8")[0] - weights < 2 * weights
     adapted = MODEL.model_copy(update={"adapter": Adapter(2, 4)})
     trained, every = 4 * trained_count(adapted), 4 * parameter_count(adapted)
     assert trained < every / 8

@@ -1,4 +1,4 @@
-"""AdamW with rounded moments: near float64, the same bits however rows are cut, and no step that a small moment enlarges."""
+"""AdamW with rounded moments: near float64, the same bits however rows are cut, and no enormous steps."""
 
 import numpy as np
 import pytest
@@ -74,14 +74,9 @@ class Subject:
 
     def bits(self):
         """The bytes of weights and moments, by parameter."""
-        every = range(len(self.parts))
-        return [
-            [
-                self.parts[i].asnumpy().tobytes(),
-                *(array.asnumpy().tobytes() for array in self.optimizer.moments.arrays(i)),
-            ]
-            for i in every
-        ]
+        arrays = self.optimizer.moments.arrays
+        every = enumerate(self.parts)
+        return [[one.asnumpy().tobytes() for one in (part, *arrays(index))] for index, part in every]
 
 
 def gradients_of(step, shapes=SHAPES, powers=(-4, 1)):

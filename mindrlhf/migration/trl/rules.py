@@ -64,8 +64,10 @@ class RunRules(TRLTranslation):
         for key, factor in {"min_lr": 1.0, "min_lr_rate": rate}.items():
             if key in numbers:
                 self.put("optimizer.min_lr", factor * numbers[key], "lr_scheduler_kwargs")
-        if name is not None and ("adamw" not in name or "schedule_free" in name):
-            raise self.refuse("optim", "and AdamW is the only optimizer here; set it to adamw_torch")
+        if name is not None and ("adamw" not in name or "schedule_free" in name or "4bit" in name):
+            raise self.refuse("optim", "and AdamW is the only optimizer here; set it to adamw_torch or adamw_8bit")
+        if name is not None and "8bit" in name:
+            self.put("optimizer.state", "int8", "optim")
         steps = self("warmup_steps", 0)
         share = self("warmup_ratio", 0.0)
         if steps >= 1:

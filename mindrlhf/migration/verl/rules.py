@@ -13,6 +13,7 @@ from mindrlhf.data.truncation import TRUNCATIONS
 from mindrlhf.errors import UserError
 from mindrlhf.migration.verl.architectures import frozen_tower, routing
 from mindrlhf.migration.verl.command import Keys
+from mindrlhf.migration.verl.optimizers import optimizer
 from mindrlhf.migration.verl.result import VerlTranslation
 from mindrlhf.migration.verl.table import COPIED_WITH, FILE_DEFAULTS, MEGATRON_MODULES, NAMES
 
@@ -20,8 +21,6 @@ KL = {  # switch -> coefficient, estimator
     "actor.use_kl_loss": ("actor.kl_loss_coef", "actor.kl_loss_type"),
     "algorithm.use_kl_in_reward": ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"),
 }
-DECAYS = ("constant", "linear", "cosine")
-DECAY_KEYS = ("warmup_style", "lr_scheduler_type", "lr_decay_style")
 METRICS = ("acc", "score")
 VERL_REWARD = """
 verl: its rule for a row's data_source; openai/gsm8k to the letter, MATH, DAPO, AIME and
@@ -277,39 +276,11 @@ def _kl(keys: Keys, result: VerlTranslation) -> None:
         result.copy("algorithm.kl_horizon", "algorithm.kl_ctrl.horizon")
 
 
-def _optimizer(keys: Keys, result: VerlTranslation, theirs: str = "actor", ours: str = "optimizer") -> None:
-    group, least = f"{theirs}.optim", f"{theirs}.optim.min_lr"
-    for name, beta in zip(("beta1", "beta2"), keys(f"{group}.betas"), strict=False):
-        result.put(f"{ours}.{name}", beta, f"{group}.betas")
-    _warm_up(keys, result, f"{ours}.warmup_steps", f"{group}.lr_warmup_steps")
-    style = keys.first(*(f"{group}.{name}" for name in DECAY_KEYS))
-    if style and keys(style) in DECAYS:
-        result.copy(f"{ours}.lr_decay", style)
-    elif style:
-        result.refuse(style, f"optimizer.lr_decay is one of {', '.join(DECAYS)}")
-    if keys(least) is None:
-        result.copy(f"{ours}.min_lr", f"{least}_ratio", lambda share: share * keys.number(f"{group}.lr"))
-    else:
-        result.copy(f"{ours}.min_lr", least)
-
-
-def _warm_up(keys: Keys, result: VerlTranslation, ours: str, steps: str) -> None:
-    share = f"{steps}_ratio"
-    total = "trainer.total_training_steps"
-    if keys.positive(steps):
-        result.copy(ours, steps)
-    elif keys.positive(share):
-        if keys.positive(total) is None:
-            given = f"{share}={keys(share)} is a share of the run's updates, whose number is not known yet"
-            raise UserError(f"--from-verl: {given}; give {total}, or {steps} in its place.")
-        result.put(ours, int(keys(share) * keys(total)), share, total)
-
-
 def _critic(keys: Keys, result: VerlTranslation) -> None:
     if keys("algorithm.adv_estimator") != "gae":
         result.judge("needless", "only the estimator gae has a critic", *keys.below("critic"), "trainer.critic_warmup")
         return
-    _optimizer(keys, result, "critic", "critic.optimizer")
+    optimizer(keys, result, "critic", "critic.optimizer")
     result.copy("--load_critic_checkpoint", "critic.model.path")
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
         if keys(f"critic.{name}") not in (None, "", keys(f"actor.{name}")):
@@ -396,5 +367,5 @@ def _bound(text: str, name: str) -> float:
 
 RULES = (
     *(_data, _sampling, _turns, _reward, _memory, _trainer, _checkpoints, _batch, _micro_batch),
-    *(_advantage, _loss, _kl, _optimizer, _critic, _adapters, routing, frozen_tower, _dapo, _correction),
+    *(_advantage, _loss, _kl, optimizer, _critic, _adapters, routing, frozen_tower, _dapo, _correction),
 )

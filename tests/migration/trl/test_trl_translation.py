@@ -230,6 +230,12 @@ def test_what_follows_from_several_keys():
     }
 
 
+@pytest.mark.parametrize("name", ["adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"])
+def test_optimizers_of_eight_bits_have_such_moments(name):
+    assert settings(1, None, optim=name).optimizer.state == "int8"
+    assert settings(1, None, optim="adamw_torch_fused").optimizer.state == "float32"
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -242,7 +248,8 @@ def test_what_follows_from_several_keys():
         ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "set it to dapo, the mean over all"),
         ({"lr_scheduler_type": "polynomial"}, "set it to one of constant, constant_with_warmup, linear, cosine"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "num_cycles is not done here; give min_lr or min_lr_rate"),
-        ({"optim": "adafactor"}, "AdamW is the only optimizer here; set it to adamw_torch"),
+        ({"optim": "adafactor"}, "AdamW is the only optimizer here; set it to adamw_torch or adamw_8bit"),
+        ({"optim": "adamw_torch_4bit"}, "AdamW is the only optimizer here; set it to adamw_torch or adamw_8bit"),
         ({"eval_strategy": "always"}, "set it to no, steps or epoch"),
         ({"metric_for_best_model": "eval_loss"}, "give ours: val-core/<source>/acc/mean@1 for example"),
         ({"generation_kwargs": {"num_beams": 4}}, "num_beams is not done here; give any of stop"),
