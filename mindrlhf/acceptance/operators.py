@@ -12,6 +12,7 @@ from mindrlhf.acceptance.checks import TOLERANCES, Check, Finding, Trial, compar
 from mindrlhf.acceptance.float64 import Node, gradients
 from mindrlhf.acceptance.graphs import Call, Once, ThereAndBack, arrays_of, parameter, tensors
 from mindrlhf.acceptance.inputs import COMPLETIONS, PROMPTS, SPLIT, exact, numbers
+from mindrlhf.acceptance.rounded_moments import check_rounded_adamw
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.composed_attention import MASKED
 from mindrlhf.backend.operators import Operators, dtype_named
@@ -371,6 +372,7 @@ FORWARD: Mapping[str, Callable[[str, Trial], Iterator[Finding]]] = {
     "admit": check_admission,
     "squared_norm": check_norm,
     "adamw": check_adamw,
+    "rounded_adamw": check_rounded_adamw,
 }
 VIEWS = {"group_attention": "group_view", "decode_attention": "decode_view"}
 
