@@ -17,13 +17,15 @@ RATES = (1e-3, 1e-3)  # larger steps make more of a difference in rounding
 class Case:
     """A layout by the keys of `parallel_config` (and `offset`), and changes to the small model.
 
-    replays: updates replay the routing of the pass that scores. again: layers are composed, and computed again.
+    replays: updates replay the routing of the pass that scores. again: layers are composed, and computed again. state:
+    `optimizer.state`.
     """
 
     layout: dict
     model: dict
     replays: bool = False
     again: bool = False
+    state: str = "float32"
 
     @property
     def workers(self) -> int:
@@ -64,7 +66,7 @@ def run(world, case: Case, ranks: tuple[int, ...] = ()) -> Outcome:
         side.load(lambda spec: model.arrays[spec.name][part.slices(spec)])
         updates, head = (PolicyLogProbs(one, TEMPERATURE) for one in (side.decoder_for_updates(), side.decoder))
     assert bool(updates.decoder.blocks) == (case.again or part.gathered is not None)
-    settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
+    settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5, state=case.state)
     train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
     objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
     updater = side.open_updater(updates, objective, settings, train, seed=3)

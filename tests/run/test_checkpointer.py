@@ -12,13 +12,15 @@ from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.finite import first_not_finite
-from mindrlhf.checkpoint.resume import choose, locate
+from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.checkpoint.store import CheckpointStore
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
+from mindrlhf.optimizer_state import SCALES, decode
 from mindrlhf.run import checkpointer
 from mindrlhf.run.checkpointer import Checkpointer, Managed
 from mindrlhf.run.stop_signals import Stopped, StopSignals
+from mindrlhf.training.moments import Moments
 
 
 class Counter:
@@ -114,6 +116,61 @@ def test_a_resumed_run_has_everything(tmp_path, async_save):
     for kind in ("exp_avg", "exp_avg_sq"):  # the weights are read when they are made
         for name, parameter in run.parameters[kind].items():
             assert backend.read(other.parameters[kind][name]).tobytes() == backend.read(parameter).tobytes()
+
+
+class RoundedRun(Run):
+    """A run whose moments have fewer bits."""
+
+    def __init__(self, folder, state, **settings):
+        super().__init__(folder, **settings)
+        names = list(self.parameters["model"])
+        self.moments = Moments(state, list(self.parameters["model"].values()))
+        pairs = zip(("exp_avg", "exp_avg_sq"), self.moments.named(names), strict=True)
+        self.groups |= {kind: (layout_of(), named) for kind, named in pairs}
+        self.checkpointer.manage(Managed(self.groups, {"counter": self.counter}, {"bulk": self.bulk}, {}, {}))
+
+    def values(self):
+        """Both moments by name, float32; the second as kinds of its own."""
+        found = {}
+        for kind, (layout, named) in self.groups.items():
+            if kind != "model":
+                for name in layout.placements:
+                    numbers, scales = backend.read(named[name]), named.get(f"{name}{SCALES}")
+                    values = numbers.astype(np.float32) if scales is None else decode(numbers, backend.read(scales))
+                    found[kind, name] = np.array(values)
+        return found
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(("state", "error"), [("bfloat16", 2.0**-8), ("int8", 1 / 15)])
+def test_moments_of_another_form_are_converted(tmp_path, caplog, state, error):
+    """From float32 to the nearest numbers; back without loss, and in their own form without a word."""
+    run = Run(tmp_path / "a", save_freq=1)
+    run.step(1)
+    run.checkpointer.finish()
+    (float32,) = locate(tmp_path / "a")
+    other = RoundedRun(tmp_path / "b", state, save_freq=1)
+    other.checkpointer.restore(Checkpoint.open(float32), 0)
+    assert f"its moments are float32, and optimizer.state is {state}: they are converted." in caplog.text
+    for (kind, name), found in other.values().items():
+        expected = backend.read(run.parameters[kind][name])
+        assert (np.abs(found - expected) <= error * np.abs(expected)).all()
+        assert found.ndim > 1 or (found == expected).all()
+    other.checkpointer.after_step(2, {}, [an_update(False)])
+    other.checkpointer.finish()
+    (rounded,) = locate(tmp_path / "b")
+    sizes = [(folder / "rank_0" / "exp_avg.safetensors").stat().st_size for folder in (float32, rounded)]
+    assert sizes[1] < {"bfloat16": 0.7, "int8": 0.6}[state] * sizes[0]
+    caplog.clear()
+    again = RoundedRun(tmp_path / "c", state)
+    again.checkpointer.restore(Checkpoint.open(rounded), 0)
+    assert not caplog.text
+    back = Run(tmp_path / "d")
+    back.checkpointer.restore(Checkpoint.open(rounded), 0)
+    assert f"its moments are {state}, and optimizer.state is float32: they are converted." in caplog.text
+    for (kind, name), expected in other.values().items():
+        assert again.values()[kind, name].tobytes() == expected.tobytes()
+        assert backend.read(back.parameters[kind][name]).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def train(task, folder, workers: int, *settings: str) -> jobs.Run:
     [
         (1, ()),
         pytest.param(1, ADAPTERS, marks=pytest.mark.slow),
+        pytest.param(1, ("optimizer.state=int8",), marks=pytest.mark.slow),
         pytest.param(2, LAYOUTS, marks=[pytest.mark.slow, pytest.mark.msrun]),
         pytest.param(2, (*LAYOUTS, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),
     ],
