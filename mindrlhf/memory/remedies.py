@@ -47,6 +47,7 @@ def _options(work: Work) -> dict[str, Any]:
         "rollout.max_slots": max(engine.slots for engine in work.engines("gen")) // 2,
         "rollout.max_new_tokens": config.rollout.max_new_tokens // 2,
         RECOMPUTE: recompute,
+        "optimizer.state": None if config.optimizer.state == "int8" else "int8",
     }
     return {name: value for name, value in options.items() if value}
 
