@@ -28,7 +28,7 @@ _ROWS = 1 << 20  # numbers that are converted at a time
 
 
 def _codes(exponents: int, subnormal: bool) -> np.ndarray:
-    """List the values of codes with 3 bits of mantissa, under a scale of 1."""
+    """List the values of all codes, under a scale of 1."""
     exponent, mantissa = np.divmod(np.arange(8 * exponents), 8)
     values = (1 + mantissa / 8) * 2.0 ** (exponent - exponents + 1)
     if subnormal:
@@ -46,7 +46,7 @@ def form_of(state: State, shape: Sequence[int]) -> State:
 
 
 def form_named(dtype: str) -> str:
-    """Return the form that has numbers of this dtype, by NumPy's name or that of safetensors."""
+    """Return the form whose numbers have this dtype of NumPy or safetensors."""
     return "int8" if dtype in ("int8", "uint8", "I8", "U8") else dtype
 
 

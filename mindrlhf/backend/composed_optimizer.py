@@ -84,7 +84,7 @@ def _store(moment, values, scales, uniform):
 
 
 def _bfloat16(values, uniform, shape):
-    """Round float32 to one of both neighbours, in proportion to the distances; bfloat16 of this shape."""
+    """Round float32 to one of both bfloat16 neighbours, in proportion to the distances."""
     magnitudes = ops.abs(values)
     near = magnitudes.astype(bfloat16).astype(float32)
     other = (near + ops.sign(magnitudes - near) * near * NEXT).astype(bfloat16).astype(float32)

@@ -141,7 +141,7 @@ class CodedTensor(StoredTensor):
 
 
 def joined(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Join codes with their scales, which have no names then. Raises LookupError for codes without."""
+    """Join codes with their scales. Raises LookupError for codes without."""
     found = {}
     for name, tensor in tensors.items():
         if tensor.dtype in CODES:

@@ -1,4 +1,4 @@
-"""Moments of an optimizer in the form of `optimizer.state`, and the random numbers that round them."""
+"""Moments of an optimizer (`optimizer.state`), and random numbers that round them."""
 
 import zlib
 from collections.abc import Sequence

@@ -79,14 +79,6 @@ def test_what_is_left_out_is_verls_default():
     assert settings("data.train_batch_size=8").algorithm.updates_per_iteration == 1
 
 
-def test_optimizers_of_eight_bits_have_such_moments():
-    config = settings("actor.optim.optimizer=AdamW8bit actor.optim.optimizer_impl=torchao.optim")
-    assert (config.optimizer.state, config.critic.optimizer.state) == ("int8", "float32")
-    critic = settings("critic.optim.optimizer=PagedAdamW8bit critic.optim.optimizer_impl=bitsandbytes.optim")
-    assert (critic.optimizer.state, critic.critic.optimizer.state) == ("float32", "int8")
-    assert settings("actor.optim.optimizer=AdamW").optimizer.state == "float32"
-
-
 def test_every_default_is_known():
     everything = FILE_DEFAULTS | VERL_DEFAULTS | dict.fromkeys(["data.image_key", "data.video_key", "data.audio_key"])
     words = [f"{key}={'null' if value is None else value}" for key, value in everything.items()]
