@@ -24,7 +24,8 @@ BLOCK = 128  # numbers of a row under one scale
 LEAST_SCALE = 2.0**-90  # so that the smallest code is a normal float32
 TOP = 1.875  # the largest code under a scale of 1
 SCALES = ".scales"  # behind the name of an array of codes
-_ROWS = 1 << 20  # numbers that are converted at a time
+_PIECE = 1 << 16  # numbers that are converted at a time: the temporaries stay in the cache
+_LOWER = 20  # bits of a float32's mantissa that a code lacks
 
 
 def _codes(exponents: int, subnormal: bool) -> np.ndarray:
@@ -81,7 +82,7 @@ def encode(values: np.ndarray, moment: Moment, uniform: np.ndarray | float = 0.5
     draws = np.broadcast_to(np.float32(uniform), values.shape).reshape(flat.shape)
     codes = np.empty(flat.shape, DTYPES[moment])
     scales = np.empty((len(flat), ceil(size / BLOCK)), np.float32)
-    step = max(1, _ROWS // size)
+    step = max(1, _PIECE // size)
     for start in range(0, len(flat), step):
         part = slice(start, start + step)
         codes[part], scales[part] = _encode_rows(flat[part], moment, draws[part])
@@ -89,24 +90,37 @@ def encode(values: np.ndarray, moment: Moment, uniform: np.ndarray | float = 0.5
 
 
 def _encode_rows(rows: np.ndarray, moment: Moment, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Encode rows; a code is the upper bits of a number under its scale, and its share of the way the lower ones."""
     table = CODES[moment]
     magnitudes = np.abs(rows)
     scales = block_scales(np.maximum.reduceat(magnitudes, np.arange(0, rows.shape[1], BLOCK), axis=1))
-    wide = _wide(scales, rows.shape[1])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = np.where(wide > 0, magnitudes / wide, 0)
-    scaled = np.maximum(scaled, table[0])
-    below = np.searchsorted(table, scaled, side="right") - 1
-    gaps = table[np.minimum(below + 1, len(table) - 1)] - table[below]
-    codes = below + (uniform * gaps < scaled - table[below])
+    inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)  # exact: they are powers of two
+    scaled = np.maximum(magnitudes * _wide(inverse, rows.shape[1]), table[0])
+    bits = scaled.view(np.uint32)
+    first = table[8:9].view(np.uint32) >> _LOWER  # the first code whose exponent is its own
+    codes = (bits >> _LOWER).astype(np.int16) - (first.astype(np.int16) - 8)
+    share = (bits & ((1 << _LOWER) - 1)).astype(np.float32) * np.float32(2.0**-_LOWER)
+    if moment == "first":
+        steps = scaled / table[1]
+        small = scaled < table[8]
+        codes = np.where(small, steps, codes).astype(np.int16)
+        share = np.where(small, steps - codes, share)
+    codes += uniform < share
     return (np.where(rows < 0, -codes, codes) if moment == "first" else codes), scales
 
 
 def decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Convert codes with their scales to float32; exact."""
-    table = CODES["first" if codes.dtype == np.int8 else "second"]
-    values = table[np.abs(codes.astype(np.int16))] * _wide(scales, codes.shape[-1])
-    return np.where(codes < 0, -values, values) if codes.dtype == np.int8 else values
+    table = CODES["second"] if codes.dtype == np.uint8 else np.concatenate([-CODES["first"][:0:-1], CODES["first"]])
+    lowest = 0 if codes.dtype == np.uint8 else 1 - len(CODES["first"])
+    size = codes.shape[-1]
+    flat, wide = codes.reshape(-1, size), scales.reshape(-1, scales.shape[-1])
+    values = np.empty(flat.shape, np.float32)
+    step = max(1, _PIECE // max(1, size))
+    for start in range(0, len(flat), step):
+        part = slice(start, start + step)
+        np.multiply(table[flat[part].astype(np.int16) - lowest], _wide(wide[part], size), out=values[part])
+    return values.reshape(codes.shape)
 
 
 def _wide(scales: np.ndarray, size: int) -> np.ndarray:

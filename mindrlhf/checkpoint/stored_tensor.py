@@ -130,14 +130,16 @@ class CodedTensor(StoredTensor):
     def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Read the numbers, or the part `index`, as a new contiguous float32 array."""
         *rows, columns = index or (slice(None),) * len(self.shape)
+        numbers = optimizer_state.decode(self.codes(tuple(rows)), self.scales.read((*rows, slice(None))))
+        return np.ascontiguousarray(numbers[..., columns])
+
+    def codes(self, index: tuple[slice, ...] = ()) -> np.ndarray:
+        """Map the codes, or the part `index`."""
         ((offset, _),) = self.segments
         try:
-            codes = np.memmap(self.file, CODES[self.dtype], "r", offset, self.shape)
-            part = np.asarray(codes[tuple(rows)])
+            return np.asarray(np.memmap(self.file, CODES[self.dtype], "r", offset, self.shape)[index])
         except (OSError, ValueError) as error:
             raise UserError(f"{self.file}: tensor {self.name} cannot be read ({error}).") from error
-        numbers = optimizer_state.decode(part, self.scales.read((*rows, slice(None))))
-        return np.ascontiguousarray(numbers[..., columns])
 
 
 def joined(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -15,6 +15,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import HF_FOLDER, CheckpointStore
+from mindrlhf.checkpoint.stored_tensor import CodedTensor
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, check_alike
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.errors import UserError
@@ -22,7 +23,7 @@ from mindrlhf.files.naming import step_path
 from mindrlhf.metrics.performance import resident_bytes
 from mindrlhf.model_roles import SAVED, TRAINED
 from mindrlhf.optimizer_state import SCALES, form_named
-from mindrlhf.parallel.layout import Layout
+from mindrlhf.parallel.layout import Layout, box_of
 from mindrlhf.roles.part import Arrays, Parameters
 from mindrlhf.run.counters import BadUpdates, Best, Patience
 from mindrlhf.run.stop_signals import Stopped, StopSignals
@@ -268,8 +269,14 @@ def _read_into(parameters: Parameters, layout: Layout, checkpoint: Checkpoint, k
     other = None
     stored = checkpoint.weights(kind, layout.shapes)
     for name in (name for name in parameters if name in layout.placements):
-        numbers = stored.read(name, layout.slices(rank, name))
-        write_moment(parameters[name], parameters.get(f"{name}{SCALES}"), numbers)
+        part = layout.slices(rank, name)
+        scales = parameters.get(f"{name}{SCALES}")
+        tensor = stored.parts[name].get(box_of(part))
+        if scales is not None and isinstance(tensor, CodedTensor):  # the same blocks
+            backend.write(parameters[name], tensor.codes())
+            backend.write(scales, tensor.scales.read())
+        else:
+            write_moment(parameters[name], scales, stored.read(name, part))
         own, theirs = form_named(str(backend.read(parameters[name]).dtype)), form_named(stored.dtypes[name])
         if own != theirs:
             other = f"its moments are {theirs}, and optimizer.state is {own}: they are converted"
