@@ -57,17 +57,17 @@ __attribute__((always_inline)) inline float first_value(int32_t code) {
   return code < 0 ? -value : value;
 }
 
-// x: under a scale of 1.
+// x: under a scale of 1. Masks of integers in place of conditions, which GCC turns into branches.
 __attribute__((always_inline)) inline int32_t first_code(float x, float uniform) {
-  const float size = std::fabs(x);
-  const uint32_t bits = bits_of(size);
-  const float steps = size * 0x1p17f;
-  const bool small = size < 0x1p-14f;
-  const int32_t few = static_cast<int32_t>(small ? steps : 0);
-  const int32_t below = small ? few : static_cast<int32_t>(bits >> 20) - 896;
-  const float share = small ? steps - static_cast<float>(few) : static_cast<float>(static_cast<int32_t>(bits & 0xFFFFFu)) * 0x1p-20f;
-  const int32_t code = below + (uniform < share);
-  return x < 0 ? -code : code;
+  const int32_t whole = static_cast<int32_t>(bits_of(x)), bits = whole & 0x7FFFFFFF, sign = whole >> 31;
+  const float share = static_cast<float>(bits & 0xFFFFF) * 0x1p-20f;
+  const int32_t normal = (bits >> 20) - 896 + (uniform < share);
+  const float steps = float_of(bits) * 0x1p17f;
+  const int32_t few = static_cast<int32_t>(steps);
+  const int32_t small = few + (uniform < steps - static_cast<float>(few));
+  const int32_t is_small = (bits - 0x38800000) >> 31;  // below 2^-14: all bits
+  const int32_t code = normal ^ ((small ^ normal) & is_small);
+  return (code ^ sign) - sign;
 }
 
 // Codes of the second moment: 5 bits of exponent, 3 of mantissa, without zero.
