@@ -90,7 +90,10 @@ def encode(values: np.ndarray, moment: Moment, uniform: np.ndarray | float = 0.5
 
 
 def _encode_rows(rows: np.ndarray, moment: Moment, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Encode rows; a code is the upper bits of a number under its scale, and its share of the way the lower ones."""
+    """Encode float32[rows, n].
+
+    The upper bits of a number under its scale are its code, and the lower ones its share of the way to the next.
+    """
     table = CODES[moment]
     magnitudes = np.abs(rows)
     scales = block_scales(np.maximum.reduceat(magnitudes, np.arange(0, rows.shape[1], BLOCK), axis=1))
