@@ -1,5 +1,10 @@
 """AdamW with rounded moments: near float64, the same bits however rows are cut, and no enormous steps."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from slow_cases import few_of
@@ -142,6 +147,32 @@ def test_rows_of_replicas_and_blocks_are_the_same_bits(operators, state):
     assert whole.bits() == blocks.bits()
     for one, first, second in zip(whole.bits(), upper.bits(), lower.bits(), strict=True):
         assert one == [a + b for a, b in zip(first, second, strict=True)]
+
+
+UPDATES = """
+import hashlib, sys
+from test_moments import Subject, gradients_of, open_operators
+subject = Subject(open_operators(), sys.argv[1], {"matrix": (300, 700)})
+for step in range(2):
+    subject.step(gradients_of(step, {"matrix": (300, 700)}))
+print(hashlib.sha256(b"".join(subject.bits()[0])).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", STATES)
+def test_two_threads_compute_the_same_bits(state):
+    if open_operators() is None:
+        pytest.skip("the fused operators cannot be built here")
+    here = Path(__file__).parent
+    path = os.pathsep.join(map(str, (here, here.parent / "helpers", here.parents[1])))
+    found = set()
+    for threads in ("1", "2"):
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads}
+        command = [sys.executable, "-c", UPDATES, state]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found.add(done.stdout.split()[-1])
+    assert len(found) == 1
 
 
 def test_another_seed_rounds_in_another_way_and_float32_has_none():
