@@ -76,6 +76,7 @@ class Rollout:
     finish_reason: `eos` a stop token was drawn, `stop` a stop string appeared, `length` the token limit was hit.
     seed: the run's seed that keyed the random numbers.
     tokens: name -> [R], what generation knows of each token (`token_arrays`).
+    pictures: what tools and environments showed, in order: index of a picture's first token -> picture.
     """
 
     prompt_id: int
@@ -84,6 +85,7 @@ class Rollout:
     finish_reason: FinishReason
     seed: int
     tokens: Mapping[str, np.ndarray]
+    pictures: Mapping[int, "Picture"] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, prompt_id: int, sample_index: int, seed: int) -> "Rollout":
@@ -94,6 +96,19 @@ class Rollout:
     def sampled(self) -> np.ndarray:
         """Mask of the tokens that the policy drew: bool[R]."""
         return self.row("sampled")
+
+    @property
+    def written(self) -> np.ndarray:
+        """Mask of the tokens to show as text, the first one of each picture: bool[R]."""
+        mask = np.ones(len(self.response_ids), bool)
+        for first, picture in self.pictures.items():
+            mask[first + 1 : first + picture.tokens] = False
+        return mask
+
+    @property
+    def text_ids(self) -> np.ndarray:
+        """Token ids to show as text."""
+        return self.response_ids[self.written] if self.pictures else self.response_ids
 
     def row(self, name: str) -> np.ndarray:
         """Return an array [R] of `token_arrays`, or its value where it is absent."""

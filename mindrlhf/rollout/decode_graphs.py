@@ -159,11 +159,19 @@ class EngineGraphs:
     slots: sequences decoded at once; size: positions of a slot; max_prompt: longest prompt in tokens; stop_ids: tokens
     that end a response. The operator for several tokens needs one graph; the graph for one token of each slot draws
     with all settings that were opened so far. together: the ranks that run each graph at the same time, because experts
-    are spread over them.
+    are spread over them. shows: pictures come in responses. Each slot then holds its own prompt, followed by its
+    response, and the graph for one token draws.
     """
 
     def __init__(
-        self, config: ModelConfig, decoder: Decoder, slots: int, size: int, max_prompt: int, stop_ids: Sequence[int]
+        self,
+        config: ModelConfig,
+        decoder: Decoder,
+        slots: int,
+        size: int,
+        max_prompt: int,
+        stop_ids: Sequence[int],
+        shows: bool = False,
     ):
         self.vocabulary = config.vocab_size
         self.slots = slots
@@ -182,6 +190,8 @@ class EngineGraphs:
         self.prefill = Prefill(decoder)
         self.admit = Admit(self.cache, decoder.operators, max_prompt)
         self.admit_size = -(-slots // 8)
+        self.admit_whole = Admit(self.cache, decoder.operators, size) if shows else None
+        self.vision = config.vision
         self.decodes: dict[bool, Decode] = {}  # by use of the operator
         self.recorder = RoutingRecorder(self.cache.routing, decoder.routing, max_prompt) if decoder.records else None
         self.together = decoder.spread
@@ -202,16 +212,25 @@ class EngineGraphs:
         return self._opened[kind]
 
     def _build(self, sampling: SamplingSettings) -> bool:
-        shards = self._decoder.shards
-        sampler = Sampler([sampling], self.vocabulary, self._drawn_ids, shards, self._never_drawn)
+        sampler = self._sampler([sampling])
         operator = self._decoder.decodes_tokens and sampler.simple
         if not operator:
             self._settings.append(sampling)
-            sampler = Sampler(self._settings, self.vocabulary, self._drawn_ids, shards, self._never_drawn)
+            sampler = self._sampler(self._settings)
         known = self.decodes.get(operator)
         if known is None or (not operator and known.sampler.rule != sampler.rule):
             self.decodes[operator] = Decode(self._decoder, self.cache, sampler)
         return operator
+
+    def _sampler(self, settings: Sequence[SamplingSettings]) -> Sampler:
+        return Sampler(
+            settings,
+            self.vocabulary,
+            self._drawn_ids,
+            self._decoder.shards,
+            self._never_drawn,
+            by_token=self.admit_whole is not None,
+        )
 
     @property
     def penalises(self) -> bool:

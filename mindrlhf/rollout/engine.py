@@ -13,7 +13,7 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.decode_graphs import EngineGraphs
 from mindrlhf.rollout.drafts import Histories
-from mindrlhf.rollout.partner import Listener, Partner, begin
+from mindrlhf.rollout.partner import Listener, Partner, Reply, begin
 from mindrlhf.rollout.request import Request, check_length, check_stop_strings
 from mindrlhf.rollout.session import Session
 from mindrlhf.shapes import cache_positions
@@ -49,7 +49,8 @@ class Engine:
 
     decoder: the model over its parameters; config: its shape; slots: sequences decoded at once; max_prompt: longest
     prompt in tokens; stop_ids: tokens that end a response; decode_text: token ids -> text, needed for stop strings
-    only. Engines of ranks over which experts are spread are opened together, and generate together.
+    only. shows: partners may reply with pictures, so that each token is a step of its own. Engines of ranks over which
+    experts are spread are opened together, and generate together.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Engine:
         seed: int,
         length_bucket: int = 32,
         decode_text: Callable[[Sequence[int]], str] | None = None,
+        shows: bool = False,
     ):
         check_stop_strings(sampling.stop_strings, decode_text)
         self._together = decoder.spread
@@ -75,7 +77,7 @@ class Engine:
         self._limit = sampling.max_new_tokens
         self._bucket = length_bucket
         size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
-        self.graphs = EngineGraphs(config, decoder, slots, size, max_prompt, stop_ids)
+        self.graphs = EngineGraphs(config, decoder, slots, size, max_prompt, stop_ids, shows)
         self.cache = self.graphs.cache
         operator = self.graphs.open(sampling)
         self.copies_prompts = not operator
@@ -99,7 +101,7 @@ class Engine:
         """
         for prompt in prompts:
             check_length(prompt, self.max_prompt)
-        openings = []
+        openings: Sequence[Reply] = ()
         self._parts.collect()  # drops the times of an interrupted call
         if partner and prompts:
             with self._parts("partner"):

@@ -6,11 +6,14 @@ partner takes the drawn token ids, and returns the ids to append.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from mindrlhf.types import Prompt, Rollout, TokenValues
+
+if TYPE_CHECKING:  # it imports Pillow, which text does not need
+    from mindrlhf.images.processor import Picture
 
 EnvironmentRewards = Sequence[float | None]
 """Reward of each row's environment; None if it gives none, NaN if it failed to give it; empty without environments."""
@@ -23,12 +26,14 @@ class Reply:
     """Answer to one turn of a conversation.
 
     row: the conversation. token_ids: int32[n], n >= 0, appended to the response as context. over: no further turn is
-    drawn; token_ids are still appended.
+    drawn; token_ids are still appended. pictures: what image tokens among them show, in their order; behind the last
+    one there is another token.
     """
 
     row: int
     token_ids: np.ndarray
     over: bool = False
+    pictures: tuple["Picture", ...] = ()
 
 
 Opening = tuple[Sequence[Prompt], Sequence[Reply]]
@@ -159,20 +164,17 @@ class SharedPartner:
         return self._partner.tokens if self._partner else ()
 
 
-def begin(
-    partner: Partner, prompts: Sequence[Prompt], num_generations: int, step: int
-) -> tuple[Sequence[Prompt], list[np.ndarray]]:
+def begin(partner: Partner, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
     """Begin the conversations; returns prompts, and each row's context before its first turn."""
     opened, replies = partner.begin(prompts, num_generations, step)
     rows = list(range(len(prompts) * num_generations))
     if [reply.row for reply in replies] != rows or any(reply.over for reply in replies):
         raise ValueError("a partner begins every conversation once, in order, and ends none")
-    return opened, [reply.token_ids for reply in replies]
+    return opened, replies
 
 
-def context_ids(ids: Sequence[int], vocabulary: int, row: int) -> np.ndarray:
-    """Check a partner's ids for a row; returns int32[n]."""
-    ids = np.asarray(ids, np.int32)
+def check_context(reply: Reply, vocabulary: int) -> None:
+    """Raise ValueError for ids that the model does not have."""
+    ids = reply.token_ids
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
-        raise ValueError(f"a reply to row {row} has ids outside of 0 to {vocabulary - 1}")
-    return ids
+        raise ValueError(f"a reply to row {reply.row} has ids outside of 0 to {vocabulary - 1}")

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from mindspore import Tensor
 
+from mindrlhf.models.vision.batch import few_sizes
 from mindrlhf.rollout.decode_graphs import EngineGraphs
 from mindrlhf.rollout.prompt_arrays import PromptArrays
 from mindrlhf.rollout.request import Work
 from mindrlhf.shapes import padded_prefix, pool_size
+from mindrlhf.types import Prompt
 
 
 class PromptPool:
@@ -49,6 +51,18 @@ class PromptPool:
         if queue:
             self.prompts = first
             self._prefilled = prefilled
+
+    def begin_anew(self, slot: int, prompt: Prompt) -> None:
+        """Prefill a conversation with pictures in its response, straight into its slot.
+
+        It is computed alone, in sizes that depend on nothing else: so are its bits. Few lengths have a graph.
+        """
+        buckets = padded_prefix(len(prompt.token_ids), self._bucket) // self._bucket
+        size = min(few_sizes(buckets) * self._bucket, self._graphs.cache.size)
+        arrays = PromptArrays(self._graphs.prefill.decoder)([prompt], (1, size))
+        prefilled = self._graphs.prefill(*map(Tensor, arrays))
+        places = (Tensor(np.array([place], np.int32)) for place in (slot, 0))
+        self._graphs.admit_whole(*places, *prefilled)
 
     def copy(self, copies: Sequence[tuple[int, Work]]) -> None:
         """Copy prompts to slots."""

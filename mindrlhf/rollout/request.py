@@ -7,7 +7,7 @@ import numpy as np
 
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.rollout.partner import Listener, Partner
+from mindrlhf.rollout.partner import Listener, Partner, Reply
 from mindrlhf.types import Prompt, Rollout
 
 
@@ -16,8 +16,8 @@ class Request:
     """Prompt to answer, with its own sampling.
 
     samples: number of responses. seed, step: key the random numbers, together with the prompt's id and the response's
-    index. partner: answers the turns of the responses, which are its rows from `row` on; openings: by response, ids
-    that it puts before the first turn. listen: called after each drawn token.
+    index. partner: answers the turns of the responses, which are its rows from `row` on; openings: by response,
+    what it puts before the first turn. listen: called after each drawn token.
     begun: by response, ids that it already has; their keys and values are computed again, and drawing goes on behind
     them. firsts: by response, the first token of its present turn. limits: by response, tokens at which it ends, those
     included; by default `sampling.max_new_tokens`, which alone cuts a partner's reply. keys: by response, its index
@@ -32,7 +32,7 @@ class Request:
     step: int = 0
     partner: Partner | None = None
     row: int = 0
-    openings: Sequence[np.ndarray] = ()
+    openings: Sequence[Reply] = ()
     listen: Listener | None = None
     begun: Sequence[np.ndarray] = ()
     firsts: Sequence[int] = ()

@@ -70,7 +70,7 @@ class Sampler(nn.Cell):
     settings: the graph computes what any of these needs; a slot's tokens depend on its own rule alone.
     shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same.
     never_drawn: tokens whose logits are masked already (`models.allowed_tokens`); the operator for several tokens has
-    logits without a mask.
+    logits without a mask. by_token: never for that operator.
     The behaviour log-prob is under the distribution drawn from; the policy log-prob has only the temperature applied.
     Temperature 0 takes the largest logit; its behaviour log-prob is 0 and its policy log-prob is at temperature 1.
     """
@@ -82,6 +82,7 @@ class Sampler(nn.Cell):
         stop_ids: tuple[int, ...],
         shards: TensorParallel | None = None,
         never_drawn: tuple[int, ...] = (),
+        by_token: bool = False,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
@@ -111,7 +112,8 @@ class Sampler(nn.Cell):
         self.stop_mask = Tensor(stop[:, self.first : self.end].copy())
         self.block = block_size(vocabulary, shards.size)
         self.bans = bool(never_drawn)
-        self.simple = all(draws_in_operator(one, vocabulary, shards.size, self.bans) for one in settings)
+        simple = all(draws_in_operator(one, vocabulary, shards.size, self.bans) for one in settings)
+        self.simple = simple and not by_token
         filters = (self.top_k, self.top_p, self.min_p, self.penalises, self.bans_stop)
         kinds = (self.draws, self.greedy, self.all_plain, self.some_plain, self.shares, self.inverse, self.penalty)
         self.rule = (*kinds, *filters, self.simple, tuple(stop_ids))  # tells samplers apart

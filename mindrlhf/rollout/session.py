@@ -15,7 +15,7 @@ import numpy as np
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.rollout.decode_graphs import FUSED_CONTEXT, FUSED_TOKENS, EngineGraphs
 from mindrlhf.rollout.drafts import Histories
-from mindrlhf.rollout.partner import Partner, context_ids
+from mindrlhf.rollout.partner import Partner, check_context
 from mindrlhf.rollout.prompt_pool import PromptPool
 from mindrlhf.rollout.request import Request, Work, check_length, check_stop_strings
 from mindrlhf.rollout.slots import Slots
@@ -52,7 +52,7 @@ class Session:
         self._finished: dict[int, RolloutGroup] = {}
         self._unwanted: set[tuple[int, int]] = set()  # replies to cancelled requests: their partner's id, and row
         self._pool = PromptPool(graphs, bucket)
-        self._slots = Slots(graphs.slots, limit, graphs.vocabulary)
+        self._slots = Slots(graphs.slots, limit, graphs.vocabulary, graphs.vision if graphs.admit_whole else None)
         self.counts = np.zeros(3, int)  # decode steps, draft tokens, accepted draft tokens
 
     @property
@@ -74,8 +74,8 @@ class Session:
         if (limit := max(limits)) > self._limit:
             raise ValueError(f"max_new_tokens {limit} of a request is above the session's {self._limit}")
         check_stop_strings(request.stop_strings, self._decode_text)
-        for sample, ids in enumerate(request.openings):
-            context_ids(ids, self._graphs.vocabulary, request.row + sample)
+        for opening in request.openings:
+            check_context(opening, self._graphs.vocabulary)
         operator = self._graphs.open(request.sampling)
         if self._graphs.penalises:
             self._slots.penalise()
@@ -145,6 +145,7 @@ class Session:
             rows[work.request.row + sample] = int(slot)
         wait = not len(self._slots.active())
         ended = []
+        answered = []
         with self._parts("partner"):
             for partner, rows in partners.values():
                 replies = partner.collect(wait)
@@ -156,10 +157,17 @@ class Session:
                         self._unwanted.remove(unwanted)
                         continue
                     slot = rows.pop(reply.row)
-                    ids = context_ids(reply.token_ids, self._graphs.vocabulary, reply.row)
-                    if self._slots.append(slot, ids, reply.over):
-                        ended.append(slot)
+                    check_context(reply, self._graphs.vocabulary)
+                    (ended if self._slots.append(slot, reply) else answered).append(slot)
         self._retire(ended)
+        self._see(answered)
+
+    def _see(self, slots: Sequence[int]) -> None:
+        """Compute conversations anew that show pictures, up to the last one; what follows is decoded."""
+        for slot, conversation in self._slots.unseen(slots):
+            with self._parts("prefill"):
+                self._pool.begin_anew(slot, conversation)
+            self._slots.begin_anew(slot, conversation)
 
     def _refill(self) -> None:
         free = np.flatnonzero(~self._slots.used).tolist()
@@ -183,6 +191,7 @@ class Session:
             with self._parts("prefill"):
                 self._pool.copy(copies)
             self._slots.place(chosen)
+            self._see([slot for slot, *_ in chosen])
 
     def _assign(self, free: list[int]) -> tuple[list[tuple[int, Work, int]], list[tuple[int, Work]]]:
         """Assign free slots to the next responses whose prompts are prefilled.

@@ -1,15 +1,22 @@
 """State of the slots of an engine: the prompt and the response in each."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.random_numbers import uniform
+from mindrlhf.rollout.partner import Reply
 from mindrlhf.rollout.recorder import RoutingRecorder
 from mindrlhf.rollout.request import Work
 from mindrlhf.rollout.sampling import rule_of
-from mindrlhf.types import Rollout
+from mindrlhf.rollout.shown import fitted, until_last_image
+from mindrlhf.types import Prompt, Rollout
+
+if TYPE_CHECKING:  # it imports Pillow, which text does not need
+    from mindrlhf.images.processor import Picture
 
 
 class Slots:
@@ -21,7 +28,8 @@ class Slots:
     those that the operator for several tokens decodes. waiting: those that wait for a partner's reply. says: those with
     stop strings. listens: those whose request has a listener. leader: the slot with the response's prompt. token,
     position: the last token, and its place. prefix: positions of the prompt without its last token. shift: rotary
-    position minus place of the response's tokens (`types.Prompt.position_shift`).
+    position minus place of the response's tokens (`types.Prompt.position_shift`). pictures: of each response, by the
+    index of their first tokens.
     length, most, least: tokens of the response so far, and their limits; room: the most with a partner's reply. first:
     the first token of the current turn. tokens, context: ids of the response, and ids that are not drawn (-1: drawn).
     numbers: random numbers of the tokens.
@@ -29,9 +37,10 @@ class Slots:
     tokens that a slot already contains; [1, 1] as long as no request penalises repetitions.
     """
 
-    def __init__(self, count: int, limit: int, vocabulary: int):
-        """Make empty slots for responses of up to `limit` tokens."""
+    def __init__(self, count: int, limit: int, vocabulary: int, vision: VisionConfig | None = None):
+        """Make empty slots for responses of up to `limit` tokens. vision: of a model that sees."""
         self.count = count
+        self._vision = vision
         self._vocabulary = vocabulary
         self.held = np.zeros(count, bool)
         self.work: list[tuple[Work, int] | None] = [None] * count
@@ -43,6 +52,7 @@ class Slots:
         self.numbers, self.behaviour, self.policy = (np.zeros((count, limit), np.float32) for _ in range(3))
         self.rules = np.repeat(rule_of(SamplingSettings(), vocabulary)[:, None], count, 1)
         self.reason = np.full(count, "", object)
+        self.pictures: list[dict[int, Picture]] = [{} for _ in range(count)]
         self.seen = self.nothing = np.zeros((1, 1), np.float32)
 
     @property
@@ -91,7 +101,11 @@ class Slots:
             self.work[slot] = (work, sample)
             work.slots[sample] = slot
             if work.request.openings:
-                opening = work.request.openings[sample][: self.most[slot] - 1]  # one token at least is drawn
+                said = work.request.openings[sample]
+                room = self.most[slot] - 1  # one token at least is drawn
+                opening, self.pictures[slot] = fitted(said.token_ids, said.pictures, room, self._vision)
+                if said.pictures and len(opening) < len(said.token_ids):  # a picture is never left out of the middle
+                    self.most[slot] = len(opening) + 1
                 self.context[slot, : len(opening)] = opening
                 self.first[slot] = len(opening)
             if work.request.begun:
@@ -102,10 +116,13 @@ class Slots:
                 self.seen[slot] = 0.0
                 self.seen[slot, work.request.prompt.token_ids] = 1.0
 
-    def append(self, slot: int, ids: np.ndarray, over: bool) -> bool:
+    def append(self, slot: int, reply: Reply) -> bool:
         """Append a reply to a response; returns True if this ends it."""
-        length = self.length[slot]
-        taken = ids[: self.room[slot] - length]
+        length = int(self.length[slot])
+        ids = reply.token_ids
+        over = reply.over
+        taken, shown = fitted(ids, reply.pictures, self.room[slot] - length, self._vision)
+        self.pictures[slot] |= {length + place: picture for place, picture in shown.items()}
         end = length + len(taken)
         self.context[slot, length:end] = taken
         self.first[slot] = end
@@ -119,6 +136,34 @@ class Slots:
         if cut:
             self.reason[slot] = "length"
         return over or cut
+
+    def unseen(self, slots: Sequence[int]) -> list[tuple[int, Prompt]]:
+        """List slots with pictures whose keys and values are not computed.
+
+        Each has its conversation up to the token behind the last picture, which is decoded next.
+        """
+        found = []
+        for slot in slots:
+            length = self.length[slot]
+            if max(self.pictures[slot], default=-1) >= length:
+                work, _ = self.work[slot]
+                ids = np.concatenate([self.tokens[slot, :length], self.context[slot, length : self.first[slot]]])
+                found.append((slot, until_last_image(work.request.prompt, ids, self.pictures[slot])))
+        return found
+
+    def begin_anew(self, slot: int, conversation: Prompt) -> None:
+        """Go on behind a conversation whose keys and values are computed, but for the last token's."""
+        work, _ = self.work[slot]
+        begin = self.length[slot]
+        end = len(conversation.token_ids) - len(work.request.prompt.token_ids)
+        self.tokens[slot, begin:end] = self.context[slot, begin:end]
+        self.behaviour[slot, begin:end] = self.policy[slot, begin:end] = 0.0
+        self.length[slot] = end
+        self.token[slot] = conversation.token_ids[-1]
+        self.position[slot] = len(conversation.token_ids) - 1
+        self.shift[slot] = conversation.position_shift
+        if self.penalises:
+            self.seen[slot, conversation.token_ids] = 1.0
 
     def answer(self, work: Work, sample: int) -> np.ndarray:
         """Return the ids of a response so far."""
@@ -158,6 +203,7 @@ class Slots:
                 "policy_log_probs": self.policy[slot, :length].copy(),
                 **recorded,
             },
+            pictures=dict(self.pictures[slot]),
         )
 
     def drop_prompt(self, work: Work) -> None:
@@ -173,3 +219,4 @@ class Slots:
         self.shift[slots] = 0
         for slot in slots:
             self.work[slot] = None
+            self.pictures[slot] = {}

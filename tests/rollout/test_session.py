@@ -209,7 +209,7 @@ def test_seed_stop_strings_and_conversations_of_one_request(engine, subject, req
     whole = together[0].rollouts[0].response_ids.tolist()
     stop = text(whole[len(whole) // 2 : len(whole) // 2 + 1])
     prompts, replies = partner.begin([base.prompt], 2, STEP)
-    spoken = replace(base, samples=2, partner=partner, openings=[reply.token_ids for reply in replies])
+    spoken = replace(base, samples=2, partner=partner, openings=replies)
     numbers = [
         session.submit(one)
         for one in (base, replace(base, seed=SEED + 1), replace(base, sampling=settings(stop_strings=(stop,))), spoken)
