@@ -99,7 +99,10 @@ class Rollout:
 
     @property
     def written(self) -> np.ndarray:
-        """Mask of the tokens to show as text, the first one of each picture: bool[R]."""
+        """Mask of the tokens to show as text: bool[R].
+
+        Of each picture it is the first one.
+        """
         mask = np.ones(len(self.response_ids), bool)
         for first, picture in self.pictures.items():
             mask[first + 1 : first + picture.tokens] = False

@@ -21,6 +21,7 @@ from mindrlhf.commands.generation import (
     rollout_settings,
 )
 from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings, RewardSettings, RolloutSettings
+from mindrlhf.configs.vision_checks import check_tool_images
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import open_conversations, sandbox_note
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers, turn_metrics
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     args = local_models(args)
     models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
     for path in models:
-        language_model(path, seeing=True)
+        check_tool_images(settings, language_model(path, seeing=True))
     tokenizers = [open_tokenizer(args, path) for path in models]
     earlier = [read_answers(args.compare)] if args.compare and len(models) == 1 else []
     if args.output:
@@ -82,13 +83,14 @@ def _answers(
     """Generate one model's answers; conversations also give metrics."""
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
 
-    generator = open_generator(args, path, settings, tokenizer, args.data)
+    generator = open_generator(args, path, settings, tokenizer, args.data, settings.tool_images)
     vision = generator.model.vision
     prompts = read_problems(args.data, tokenizer, GRPOSettings(rollout=settings), {}, limit=args.limit, vision=vision)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
     metrics = MetricSet()
     with ExitStack() as stack:
-        partner = open_conversations(settings, tokenizer, args.seed, stack) if settings.converses else None
+        opened = settings, tokenizer, args.seed, stack, None, generator.model.vision
+        partner = open_conversations(*opened) if settings.converses else None
         if note := sandbox_note(settings):
             print(note, file=sys.stderr)
         functions = (RewardFunctionSettings(name=name),)

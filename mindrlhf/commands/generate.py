@@ -21,7 +21,7 @@ from mindrlhf.commands.generation import (
 from mindrlhf.commands.model_flags import add_message_flags
 from mindrlhf.configs.grpo import RolloutSettings, SamplingSettings
 from mindrlhf.configs.loading import load_settings
-from mindrlhf.configs.vision_checks import check_generating_images
+from mindrlhf.configs.vision_checks import check_generating_images, check_tool_images
 from mindrlhf.data.requests import Request, read_requests, typed_requests
 from mindrlhf.data.templates import NAMES
 from mindrlhf.environments.conversations import ConversationCounts
@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> None:
     check_generation(args, settings)
     args = local_models(args)
     # This refuses a folder that is no model, before its tokenizer is looked for.
-    check_generating_images(language_model(args.model, seeing=True), args.model, args.image, args.prompts)
+    model = language_model(args.model, seeing=True)
+    check_generating_images(model, args.model, args.image, args.prompts)
+    check_tool_images(settings, model)
     tokenizer = open_tokenizer(args, args.model)
     if args.prompts and not args.output:
         raise UserError("--output is missing; give the name of a JSONL file for the responses.")
@@ -76,7 +78,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--log_probs are written to --output; give the name of a file.")
     if args.output:
         make_folder(args.output.parent)
-    generator = open_generator(args, args.model, settings, tokenizer, args.prompts or "--prompt")
+    where = args.prompts or "--prompt"
+    generator = open_generator(args, args.model, settings, tokenizer, where, settings.tool_images)
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf generate"):
         _generate(args, settings, generator)
 
@@ -87,7 +90,7 @@ def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Ge
     requests = _requests(args, settings, generator)
     notes = sys.stdout if args.output else sys.stderr
     with ExitStack() as stack:
-        opened = settings, tokenizer, args.seed, stack, variables
+        opened = settings, tokenizer, args.seed, stack, variables, generator.model.vision
         partner = open_conversations(*opened) if settings.converses else None
         if note := sandbox_note(settings):
             print(note, file=notes)

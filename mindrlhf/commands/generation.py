@@ -11,7 +11,8 @@ from mindrlhf.errors import UserError
 from mindrlhf.rollout.generator import Generator
 
 # Flag -> number of values.
-CONVERSATION = {"environment": None, "tools": "+", "tool_format": None, "max_turns": None, "sandbox": None}
+CONVERSATION = {"environment": None, "tools": "+", "tool_format": None, "max_turns": None}
+CONVERSATION |= {"tool_images": None, "sandbox": None}
 LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0, "step": 0, "context": 2}  # flag -> smallest value
 
 
@@ -53,13 +54,18 @@ def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> No
 
 
 def open_generator(
-    args: argparse.Namespace, model: str, sampling: SamplingSettings, tokenizer: Tokenizer, where: str
+    args: argparse.Namespace,
+    model: str,
+    sampling: SamplingSettings,
+    tokenizer: Tokenizer,
+    where: str,
+    shows: bool = False,
 ) -> Generator:
     """Open a generator with the flags' values.
 
     model: the path of --model, or of the model that it is compared with, which gets no --adapter. where: name of the
-    prompts in messages.
+    prompts in messages. shows: tools may show images.
     """
     flags = {name: getattr(args, name) for name in ("slots", "seed", "device_target")}
     adapter = args.adapter if model == args.model else None
-    return Generator(model, sampling, tokenizer=tokenizer, where=where, adapter=adapter, **flags)
+    return Generator(model, sampling, tokenizer=tokenizer, where=where, adapter=adapter, shows=shows, **flags)

@@ -332,6 +332,8 @@ def images_line(work: Work, source: str) -> Iterator[str]:
             yield f"the vision tower does not train: a process keeps up to {size(most)} of images' rows in host memory"
     elif work.model.vision:
         yield f"prompts without images ({printable(source)})"
+    if work.config.rollout.tool_images:
+        yield "images that tools show are not counted (rollout.tool_images)"
 
 
 def _peak(figure: dict[str, Any]) -> int:

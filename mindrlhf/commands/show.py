@@ -88,10 +88,18 @@ def _heading(row: Mapping[str, Any], count: int) -> Text:
 
 
 def _answer(row: Mapping[str, Any], full: bool) -> Text:
-    """Write an answer; text of a conversation that is not the policy's is dim."""
+    """Write an answer; text of a conversation that is not the policy's is dim.
+
+    Files of pictures stand behind it.
+    """
     turns = row.get("turns") or [(True, row["completion"])]
+    shown = row.get("turn_images") or [[]] * len(turns)
     room = SHOWN // len(turns)
-    return Text.assemble(*(_text(text, full, "" if drawn else "dim italic", room) for drawn, text in turns))
+    parts = []
+    for (drawn, text), files in zip(turns, shown, strict=True):
+        parts.append(_text(text, full, "" if drawn else "dim italic", room))
+        parts += [_text(f"\npicture: {path}\n", True, "dim") for path in files]
+    return Text.assemble(*parts)
 
 
 def _text(text: str, full: bool, style: str = "", room: int = SHOWN) -> Text:

@@ -105,6 +105,8 @@ class RolloutSettings(SamplingSettings):
     """Concurrent calls on each rank that scores; tools that wait, for example for a network, can all wait at once."""
     tool_memory_mb: int = Field(1024, ge=1)
     """Memory limit of a conversation's process, in MiB, on top of its memory at the start."""
+    tool_images: bool = False
+    """Tools and environments of a model that sees may answer with images; each token is then a step of its own."""
     sandbox: Literal["required", "best_effort"] = "required"
     """Where code that a model writes for the tool `python` runs: only where Linux's kernel holds it, or anywhere."""
 

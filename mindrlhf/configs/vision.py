@@ -1,6 +1,6 @@
 """Vision tower of a model that sees, and its keys in an HF `config.json`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -134,6 +134,14 @@ class VisionConfig(Settings):
         """Tokens that a prompt's images have, and an answer must not."""
         ids = (getattr(self, field) for field in TOKEN_KEYS)
         return tuple(sorted({token for token in ids if token is not None}))
+
+    def image_text(self, id_to_token: Callable[[int], str | None]) -> str:
+        """Write an image as a text, with one token for all of it.
+
+        id_to_token: of the tokenizer.
+        """
+        tokens = (self.vision_start_token_id, self.image_token_id, self.vision_end_token_id)
+        return "".join(id_to_token(token) or "" for token in tokens)
 
     def to_hf(self, text_width: int) -> dict[str, Any]:
         """Build the keys of an HF `config.json`, in the layout of released files.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.grpo import GRPOSettings, RolloutSettings
 from mindrlhf.configs.images import no_image_settings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.sft import SFTSettings
@@ -22,6 +22,20 @@ def check_seeing(model: ModelConfig, checkpoint: str) -> None:
     """Check that a model that sees has settings of images."""
     if model.vision and model.vision.images is None:
         raise no_image_settings(checkpoint)
+
+
+def check_tool_images(rollout: RolloutSettings, model: ModelConfig) -> None:
+    """Check that tools and environments can show images to a model."""
+    if not rollout.tool_images:
+        return
+    given = "rollout.tool_images is True"
+    if model.vision is None:
+        raise UserError(f"{given}, and a model of the family {model.family} takes text alone; set it to False.")
+    if not rollout.converses:
+        raise UserError(f"{given}, and there are neither tools nor an environment; name some, or set it to False.")
+    if rollout.tokens_per_step is not None:
+        parts = f"rollout.tokens_per_step {rollout.tokens_per_step} draws answers in parts, whose pictures are not kept"
+        raise UserError(f"{given}, and {parts}; set one of the two to its default.")
 
 
 def check_seeing_alike(model: ModelConfig, policy: ModelConfig, where: str) -> None:

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from mindrlhf.data.parts import IMAGE_TYPES, SOURCE_KEYS
 from mindrlhf.data.tasks.conversation import Messages
 
 MARK = "<image>"
 """Stands for an image of the row in a text, as in verl's rows."""
 IMAGE, TEXT_PART = "image", "text"
-IMAGE_TYPES = (IMAGE, "image_url")
-SOURCE_KEYS = (*IMAGE_TYPES, "url", "path", "base64")
-"""Keys of a part with the image itself; an `image_url` may be a group with `url`."""
 
 Part = dict[str, Any]
 Placed = tuple[list[dict[str, Any]], list[Any]]

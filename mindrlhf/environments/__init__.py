@@ -15,5 +15,6 @@ off. In `gae`, `reinforce_plus_plus` and `remax` they count at the ends of turns
 raises, or returns another number of rewards, the conversation has no reward of its environment.
 
 A tool may also be a plain function. It has a type for each argument, and a docstring in Google's style, from which the
-model learns its purpose. It returns text or a JSON value, may be `async`, and its printed output is dropped.
+model learns its purpose. It returns text or a JSON value, may be `async`, and its printed output is dropped. With
+`rollout.tool_images` a tool, `reset` and `reply` may show images, too (`results.image_parts`).
 """

@@ -10,8 +10,10 @@ import numpy as np
 
 from mindrlhf.data.tool_formats import ToolCall
 from mindrlhf.data.turns import TurnTemplate
+from mindrlhf.environments.contents import Content, ContentWriter
 from mindrlhf.environments.pool import EnvironmentPool, Key, Outcome
 from mindrlhf.environments.processes import CallResult
+from mindrlhf.environments.results import OFF
 from mindrlhf.errors import UserError
 from mindrlhf.rollout.partner import Begun, EnvironmentRewards, Opened, Opening, Reply
 from mindrlhf.types import Prompt, Rollout, TokenValues
@@ -30,8 +32,8 @@ class ConversationCounts:
 
     turns: drawn turns that ended by themselves. calls: tool calls, unreadable ones included, or moves in an environment
     without tools. failures: failed calls. lost: environments that ended with their process, or failed to give their
-    rewards. seconds: sum over calls, which may run at the same time. tokens: by role: `assistant` (in these turns),
-    `tool` and `user`.
+    rewards. seconds: sum over calls, which may run at the same time. images: that they showed; None where none are
+    taken. tokens: by role: `assistant` (in these turns), `tool` and `user`.
     """
 
     conversations: int = 0
@@ -40,6 +42,7 @@ class ConversationCounts:
     failures: int = 0
     lost: int = 0
     seconds: float = 0.0
+    images: int | None = None
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("assistant", "tool", "user"), 0))
 
 
@@ -58,12 +61,14 @@ class Conversations:
         decode: Callable[[Sequence[int]], str],
         seed: int,
         max_turns: int,
+        writer: ContentWriter | None = None,
     ):
         """Join a pool and a template, whose tool format reads the calls.
 
-        decode: ids -> text without control tokens.
+        decode: ids -> text without control tokens. writer: of answers, also of those with pictures.
         """
         self._pool = pool
+        self._writer = writer or ContentWriter(template)
         self._template = template
         self._decode = decode
         self._seed = seed
@@ -71,9 +76,10 @@ class Conversations:
         self._conversations: dict[Key, _Conversation] = {}  # in the order of rows
         self._ready: deque[Reply] = deque()
         self.stop_strings = template.tool_format.stop_strings
+        self.shows = self._writer.sees
         self.statistics = ConversationCounts()
         self.tokens: list[TokenValues] = []
-        self._said = False  # that environments answer otherwise
+        self._said: set[str] = set()  # what happens and was printed
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         """Begin the environments; their first texts are appended to the prompts' last messages."""
@@ -83,7 +89,7 @@ class Conversations:
             for sample in range(num_generations)
         ]
         opened = self._open(new)
-        replies = [Reply(row, ids) for row, (_, ids) in enumerate(opened)]
+        replies = [self._reply(row, ids, [self._rows[row][1].opening]) for row, (_, ids) in enumerate(opened)]
         return [prompt for prompt, _ in opened[::num_generations]], replies
 
     def resume(self, begun: Sequence[Begun]) -> list[Opened]:
@@ -135,7 +141,7 @@ class Conversations:
             self._conversations[key] = _Conversation(row, self._pool.raw[name], ends=answered, stateful=stateful)
             self._pool.reset(key, name, {"seed": str(prompt.id), **prompt.fields}, answered=len(answered))
         self._rows = list(self._conversations.items())
-        self.statistics = ConversationCounts(conversations=len(begun))
+        self.statistics = ConversationCounts(conversations=len(begun), images=0 if self._writer.sees else None)
         texts = [self._first_text(outcome) for outcome in self._answered()]
         opened: list[Opened] = []
         for _, rows in groupby(range(len(begun)), lambda row: (id(begun[row].prompt), begun[row].begun)):
@@ -165,11 +171,16 @@ class Conversations:
     def _lose(self, row: int, counts: ConversationCounts) -> None:
         """Lose an environment that answers otherwise than it did; said once."""
         talk = self._rows[row][1]
-        if not talk.differs and not self._said:
-            self._said = True
-            print(DIFFERS, flush=True)
+        if not talk.differs:
+            self._say(DIFFERS)
         counts.lost += not talk.differs
         talk.differs = talk.lost = True
+
+    def _say(self, sentence: str) -> None:
+        """Print a sentence once."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            print(sentence, flush=True)
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn: the move in an environment, or calls of tools."""
@@ -239,7 +250,8 @@ class Conversations:
         talk = self._conversations[outcome.key]
         talk.lost = any(answer.failure for answer in outcome.answers)
         self._note(outcome, talk, 0)
-        return "" if talk.lost else self._template.plain_text(_text(outcome.answers) or "")
+        talk.opening = "" if talk.lost else _content(outcome.answers) or ""
+        return self._writer.text(talk.opening)
 
     def _opening(self, prompt: Prompt, texts: Sequence[str]) -> tuple[Prompt, Sequence[np.ndarray]]:
         """Append the first texts of a prompt's conversations to it."""
@@ -254,7 +266,7 @@ class Conversations:
         self._note(outcome, talk, 1 if talk.raw else len(talk.calls))
         over = talk.lost or len(talk.ends) >= self._max_turns
         if talk.raw:
-            text = _text(outcome.answers)
+            text = _content(outcome.answers)
             over = over or text is None or outcome.answers[0].failure is not None
             return _Messages(talk.row, "user", [] if over else [text], talk.turn, over)
         self._count(failures=sum(bool(call.error) for call in talk.calls))
@@ -269,13 +281,23 @@ class Conversations:
         ids = dict(zip((words.row for words in speaking), self._template.answers_to(turns), strict=True))
         for words in speaking:
             self.statistics.tokens[words.role] += len(ids[words.row])
-        return [Reply(words.row, ids.get(words.row, NO_IDS), words.over) for words in several]
+        return [self._reply(words.row, ids.get(words.row, NO_IDS), words.texts, words.over) for words in several]
+
+    def _reply(self, row: int, ids: np.ndarray, contents: Sequence[Content], over: bool = False) -> Reply:
+        """Make a reply of the ids that the template gives for contents."""
+        wide, pictures = self._writer.wide(ids, contents)
+        if pictures:
+            self._count(images=len(pictures))
+        return Reply(row, wide, over, pictures)
 
     def _messages(self, words: "_Messages") -> list[dict[str, str]]:
-        return [{"role": words.role, "content": self._template.plain_text(text)} for text in words.texts]
+        return [{"role": words.role, "content": self._writer.text(content)} for content in words.texts]
 
     def _note(self, outcome: Outcome, talk: "_Conversation", calls: int) -> None:
         failures = sum(answer.failure is not None for answer in outcome.answers)
+        for answer in outcome.answers:
+            if answer.failure and OFF.format("") in answer.failure:
+                self._say(f"an image was refused: {answer.failure}")
         seconds = sum(answer.seconds for answer in outcome.answers)
         self._count(calls=calls, failures=failures, lost=talk.lost, seconds=seconds)
 
@@ -289,7 +311,8 @@ class _Conversation:
     """Conversation.
 
     ends, made: for each turn, the index of its last token in the response, and its number of readable calls. turn,
-    calls: the last turn, and its calls. differs: it was played again, and its environment answered otherwise.
+    calls: the last turn, and its calls. opening: what the environment said first. differs: it was played again, and its
+    environment answered otherwise.
     """
 
     row: int
@@ -299,6 +322,7 @@ class _Conversation:
     made: list[int] = field(default_factory=list)
     turn: Sequence[int] = ()
     calls: Sequence[ToolCall] = ()
+    opening: Content = ""
     lost: bool = False
     differs: bool = False
 
@@ -312,7 +336,7 @@ class _Messages:
 
     row: int
     role: str
-    texts: Sequence[str]
+    texts: Sequence[Content]
     turn: Sequence[int] = ()
     over: bool = False
 
@@ -321,9 +345,9 @@ def _begins_with(ids: np.ndarray, first: np.ndarray) -> bool:
     return np.array_equal(ids[: len(first)], first)
 
 
-def _text(answers: Sequence[CallResult]) -> str | None:
+def _content(answers: Sequence[CallResult]) -> Content | None:
     return answers[0].value if answers else None
 
 
-def _said(answer: CallResult) -> str:
+def _said(answer: CallResult) -> Content:
     return f"Error: {answer.failure}" if answer.failure else answer.value

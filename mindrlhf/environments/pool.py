@@ -15,11 +15,12 @@ import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import NoneType
 from typing import Any
 
+from mindrlhf.configs.images import ImageSettings
 from mindrlhf.environments.processes import BEGIN_S, CallResult, ConversationPeer, EnvironmentServer
 from mindrlhf.environments.ready.code_interpreter import REQUIRED, SETTING
 from mindrlhf.errors import UserError
@@ -32,6 +33,7 @@ Key = tuple[int, ...]
 LOST = "its environment was lost"
 MOST_BEGINS = 3  # of a conversation's process for one request
 MOST_FILES = 1 << 16  # open at a time
+NO_IMAGES = "the model takes text alone"
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,16 @@ class EnvironmentPool(AbstractContextManager):
         memory_mb: int = 1024,
         max_output: int = 4096,
         sandbox: str = REQUIRED,
+        images: ImageSettings | None = None,
+        no_images: str = NO_IMAGES,
     ):
         """Start the process that imports environments and tools; UserError if that fails.
 
         environments: name -> `file.py:Class`, a ready one's name, or "" for tools alone. tools: functions that every
         environment has. workers: requests that run at the same time. timeout_s, memory_mb: limits of one call; the
         memory is in addition to an idle process. max_output: characters of an answer; a longer one loses its middle.
-        sandbox: `required` or `best_effort`, what the kernel must hold of code that a model writes.
+        sandbox: `required` or `best_effort`, what the kernel must hold of code that a model writes. images: of answers
+        that show some; None, for the reason `no_images`, refuses them.
         """
         self._files = tempfile.TemporaryDirectory(prefix="mindrlhf-tools-", ignore_cleanup_errors=True)
         self._setup = {
@@ -90,7 +95,10 @@ class EnvironmentPool(AbstractContextManager):
             "memory_mb": memory_mb,
             "max_output": max_output,
             "files": self._files.name,
+            "images": images and images.model_dump(),
+            "no_images": no_images,
         }
+        self._images = images
         self._environment = {"TMPDIR": self._files.name, SETTING: sandbox, MARK: uuid.uuid4().hex}
         self._workers = workers
         self._timeout_s = timeout_s
@@ -259,7 +267,8 @@ class EnvironmentPool(AbstractContextManager):
     def _advance(self, conversation: "_Conversation") -> None:
         """Take answers, and a failure for a call that gets none."""
         waited = conversation.peer.process is None
-        conversation.answers += (conversation.checked(answer) for _, answer in conversation.peer.collect())
+        answers = (answer for _, answer in conversation.peer.collect())
+        conversation.answers += (conversation.checked(answer, self._images) for answer in answers)
         if waited and conversation.peer.process is not None:
             self._last_begin = time.monotonic()
         if not conversation.peer.idle and (loss := conversation.peer.loss()):
@@ -322,9 +331,17 @@ class _Conversation:
         """Seed of random numbers: one for an environment, else one for each request."""
         return " ".join(map(str, self.key if self.stateful else (*self.key, self.requests)))
 
-    def checked(self, answer: CallResult) -> CallResult:
-        """Turn a forged answer, one of the wrong kind, into a failure."""
+    def checked(self, answer: CallResult, images: ImageSettings | None) -> CallResult:
+        """Turn a forged answer, one of the wrong kind, into a failure.
+
+        Images that were sent become pictures.
+        """
         kinds = {"call": str, "reward": (float, list, NoneType)}.get(self.action, (str, NoneType))
         if answer.failure or isinstance(answer.value, kinds):
             return answer
+        if isinstance(answer.value, dict) and self.action != "reward":
+            from mindrlhf.environments.shown import received  # it imports Pillow, which text does not need
+
+            with suppress(ValueError):
+                return replace(answer, value=received(answer.value, images))
         return CallResult(None, answer.seconds, "its process gave no answer of the right kind")

@@ -17,11 +17,11 @@ BEGIN_S = 10.0  # until a conversation's process answers; then the server counts
 class CallResult:
     """Result of one call.
 
-    value: text, a reward, a list of a reward and the turns' rewards, or None. seconds: wall time inside of the call.
-    failure: reason, or None.
+    value: text, a reward, a list of a reward and the turns' rewards, or None; texts and images as the process sends
+    them, or `shown.received` has taken them. seconds: wall time inside of the call. failure: reason, or None.
     """
 
-    value: str | float | list[float] | None = None
+    value: Any = None
     seconds: float = 0.0
     failure: str | None = None
 
@@ -65,7 +65,7 @@ class ConversationPeer(Peer):
 
     def _reply(self, values: list[Any]) -> CallResult:
         match values:
-            case [str() | float() | None as value, float(seconds), str() | None as failure]:
+            case [str() | float() | dict() | None as value, float(seconds), str() | None as failure]:
                 return CallResult(value, seconds, failure)
             case [list(rewards), float(seconds), None] if {*map(type, rewards)} == {float}:
                 return CallResult(rewards, seconds)

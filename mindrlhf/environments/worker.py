@@ -7,7 +7,7 @@ answered by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. 
 that the child has begun, and its temporary files. The owner's last message is null: an end without it means that the
 owner was killed, and all temporary files are removed here. A child first sends the number of its process. Its requests
 are [number, method of `_Conversation`, environment, seed, value, ...], its replies [number, value or null, seconds,
-failure or null].
+failure or null]. A value with images is that of `shown.sent`.
 """
 
 import asyncio
@@ -23,21 +23,22 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pydantic
 
 from mindrlhf.environments.protocol import NONE, Environment, build, load, load_tools
 from mindrlhf.environments.ready.code_interpreter import code_interpreter, required_mechanisms
-from mindrlhf.environments.results import result_text
-from mindrlhf.files.printable import shortened
+from mindrlhf.environments.results import OFF, image_parts, of_response, result_text
+from mindrlhf.errors import UserError
+from mindrlhf.files.printable import printable, shortened
 from mindrlhf.files.trees import remove_tree
 from mindrlhf.units import MIB
 from mindrlhf.workers.descendants import LOOK_S, adopt_orphans, children, end_all_children, end_children, kill
-from mindrlhf.workers.serving import EXIT_S, greet, open_pipes, reason, send, serve
+from mindrlhf.workers.serving import EXIT_S, MAX_REASON, greet, open_pipes, reason, send, serve
 
 PACKET_BYTES = 1 << 12
 
@@ -48,6 +49,7 @@ def main() -> None:
     setup = json.loads(requests.readline())
     control = socket.socket(fileno=setup["control"])
     environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
+    shown = _open_images(setup["images"])
     gc.freeze()  # children share these pages
     own = _Children(setup["files"])
     looked = 0.0
@@ -71,7 +73,7 @@ def main() -> None:
                 os.dup2(descriptors[0], pipe.fileno(), inheritable=False)
             os.close(descriptors[0])
             try:
-                conversation = _Conversation(environments, setup, own.folder(number))
+                conversation = _Conversation(environments, setup, own.folder(number), shown)
                 send(replies, os.getpid())
                 serve(requests, replies, setup["timeout_s"], conversation.answer)
             finally:
@@ -183,10 +185,29 @@ def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dic
     return built, {name: [environment.raw, environment.schemas] for name, environment in built.items()}
 
 
-class _Conversation:
-    """Conversation's instance of an environment; answers requests, each in one of its public methods."""
+def _open_images(settings: Mapping[str, Any] | None) -> Callable[..., dict[str, list[Any]]] | None:
+    """Import what reads images, for a model that takes them; children share it."""
+    if settings is None:
+        return None
+    from mindrlhf.configs.images import ImageSettings
+    from mindrlhf.environments.shown import sent
 
-    def __init__(self, environments: Mapping[str, Environment], limits: Mapping[str, Any], folder: str):
+    return partial(sent, settings=ImageSettings(**settings))
+
+
+class _Conversation:
+    """Conversation's instance of an environment; answers requests, each in one of its public methods.
+
+    shown: writer of answers with images; None where none are taken.
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, Environment],
+        limits: Mapping[str, Any],
+        folder: str,
+        shown: Callable[..., dict[str, list[Any]]] | None,
+    ):
         os.setpgid(0, 0)
         adopt_orphans()
         os.mkdir(folder)
@@ -197,6 +218,8 @@ class _Conversation:
         _limit(resource.RLIMIT_CORE, 0)
         self._environments = environments
         self._most = limits["max_output"]
+        self._no_images = limits["no_images"]
+        self._shown = shown
         self._instance = self._seed = None
 
     def answer(self, action: str, name: str, seed: str, *values: Any) -> list[Any]:
@@ -213,11 +236,13 @@ class _Conversation:
         except pydantic.ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             failure = "; ".join(f"argument {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+        except UserError as error:  # of an image, a sentence of ours
+            failure = printable(str(error))[:MAX_REASON]
         except BaseException as error:  # even sys.exit loses only its call
             failure = reason(error, __file__)
         return [value, time.perf_counter() - start, failure]
 
-    def reset(self, environment: Environment, row: dict[str, str]) -> str | None:
+    def reset(self, environment: Environment, row: dict[str, str]) -> str | dict[str, list[Any]] | None:
         """Make the instance, and begin it with the row's fields that it takes."""
         self._instance = environment.made()
         if not hasattr(self._instance, "reset"):
@@ -225,10 +250,10 @@ class _Conversation:
         taken = inspect.signature(self._instance.reset).parameters
         every = any(argument.kind is argument.VAR_KEYWORD for argument in taken.values())
         row = {name: value for name, value in row.items() if every or name in taken}
-        return self._text(self._instance.reset(**row), "reset")
+        return self._answer(self._finished(self._instance.reset(**row)), "reset")
 
-    def call(self, environment: Environment, tool: str, arguments: dict[str, Any]) -> str:
-        """Call a tool; its result is text, or JSON."""
+    def call(self, environment: Environment, tool: str, arguments: dict[str, Any]) -> str | dict[str, list[Any]] | None:
+        """Call a tool; its result is text, JSON, or shows images."""
         if tool in environment.methods:
             result = self._finished(environment.methods[tool](self._instance, **arguments))
         elif tool in environment.functions:
@@ -236,11 +261,11 @@ class _Conversation:
         else:
             known = ", ".join((*environment.methods, *environment.functions)) or NONE
             raise LookupError(f"there is no tool {tool!r}; there is {known}")
-        return self._text(result_text(result), tool)
+        return self._answer(result, tool, result_text)
 
-    def reply(self, environment: Environment, text: str) -> str | None:
+    def reply(self, environment: Environment, text: str) -> str | dict[str, list[Any]] | None:
         """Answer a turn; None ends the conversation."""
-        return self._text(self._instance.reply(text), "reply")
+        return self._answer(self._finished(self._instance.reply(text)), "reply")
 
     def reward(self, environment: Environment, calls: Sequence[int]) -> float | list[float] | None:
         """Ask for the reward; None without one.
@@ -266,8 +291,22 @@ class _Conversation:
     def _finished(self, result: Any) -> Any:
         return self._loop.run_until_complete(result) if inspect.iscoroutine(result) else result
 
-    def _text(self, result: Any, what: str) -> str | None:
-        text = self._finished(result)
+    def _answer(
+        self, result: Any, what: str, written: Callable[[Any], Any] = lambda result: result
+    ) -> str | dict[str, list[Any]] | None:
+        """Write a result for the owner.
+
+        written: function that makes a text of a result without images.
+        """
+        result = of_response(result)
+        parts = image_parts(result, by_text=self._shown is not None)
+        if parts is None:
+            return self._text(written(result), what)
+        if self._shown is None:
+            raise UserError(f"{what} {OFF.format(self._no_images)}.")
+        return self._shown(parts, what=what, most=self._most)
+
+    def _text(self, text: Any, what: str) -> str | None:
         if not isinstance(text, str | None):
             raise TypeError(f"{what} returned {type(text).__name__}, and not text")
         return text and shortened(text, self._most).encode("utf-8", "replace").decode()

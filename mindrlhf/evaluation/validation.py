@@ -109,6 +109,7 @@ def open_validation(
             config.seed + SEED_SHIFT,
             config.train.length_bucket,
             tokenizer.decode,
+            shows=partner is not None and partner.shows,
         ),
         prompts=share,
         num_generations=sampling.num_generations,

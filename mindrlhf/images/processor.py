@@ -29,6 +29,12 @@ class Picture:
     digest: bytes
     settings: ImageSettings
 
+    @classmethod
+    def of(cls, pixels: np.ndarray, settings: ImageSettings) -> "Picture":
+        """Make a picture of pixels that are resized already."""
+        content = repr(pixels.shape).encode() + pixels.tobytes()
+        return cls(pixels, hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), settings)
+
     @property
     def grid(self) -> Grid:
         """Frames, rows and columns of patches."""
@@ -53,8 +59,12 @@ class Picture:
     def png(self) -> bytes:
         """Write the pixels as the bytes of a PNG file."""
         buffer = io.BytesIO()
-        Image.fromarray(self.pixels).save(buffer, "PNG")
+        self.image().save(buffer, "PNG")
         return buffer.getvalue()
+
+    def image(self) -> Image.Image:
+        """Make an object of Pillow."""
+        return Image.fromarray(self.pixels)
 
     def patches(self) -> np.ndarray:
         """Cut the picture into patches: float32[patches, numbers]."""
@@ -74,6 +84,4 @@ class ImageProcessor:
     def picture(self, pixels: np.ndarray, where: str) -> Picture:
         """Resize uint8[H, W, 3]; UserError for a shape that the model does not take."""
         height, width = resized_size(*pixels.shape[:2], self.settings, where)
-        resized = np.ascontiguousarray(resize(pixels, height, width))
-        content = repr(resized.shape).encode() + resized.tobytes()
-        return Picture(resized, hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), self.settings)
+        return Picture.of(np.ascontiguousarray(resize(pixels, height, width)), self.settings)

@@ -97,15 +97,18 @@ def add_conversations(
     lost: int,
     seconds: float,
     tokens: Mapping[str, int],
+    images: int | None = None,
 ) -> None:
     """Add `conversation/*` and `tools/*` of this many conversations.
 
     `conversation/turns`, `conversation/<role>_tokens` and `tools/call_frequency` are means over conversations;
     `tools/failure_frequency` and `tools/seconds` over calls. `conversation/lost` counts environments that ended early
-    or failed to give their rewards.
+    or failed to give their rewards. images: for `conversation/images`, a mean too; None where none are taken.
     """
     metrics.add("conversation/turns", turns, conversations)
     metrics.add_total("conversation/lost", lost)
+    if images is not None:
+        metrics.add("conversation/images", images, conversations)
     for role, count in tokens.items():
         metrics.add(f"conversation/{role}_tokens", count, conversations)
     metrics.add("tools/call_frequency", calls, conversations)

@@ -145,8 +145,9 @@ class Utilization:
 
 
 def group_lengths(experience: Experience) -> GroupLengths:
-    """Count the tokens of an experience, and list its prompt's images."""
+    """Count the tokens of an experience, and list its images."""
     group = experience.group
-    images = [picture.grid for picture in group.prompt.pictures]
+    pictures = (group.prompt.pictures, *(rollout.pictures.values() for rollout in group.rollouts))
+    images = [picture.grid for part in pictures for picture in part]
     answers = [len(rollout.response_ids) for rollout in group.rollouts]
     return GroupLengths(len(group.prompt.token_ids), answers, images=images)

@@ -6,7 +6,8 @@ that was carried over, `occurrence` is its prompt's, `greedy_reward` is NaN if n
 `rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled
 tokens, `response_length` their number; `reward_notes` are there if a function gave any. A conversation has `turns`
 there, too: its parts in order, [true if the policy drew it, text]. A prompt with pictures has their names,
-`images`: the files `images/NAME.png` beside the JSONL show them as the model gets them.
+`images`: the files `images/NAME.png` beside the JSONL show them as the model gets them. A conversation in which tools
+show pictures has theirs by turn, `turn_images`; in its texts each is one token. The MindRecord has their pixels.
 
 Some answers (`trainer.token_figures`) have figures for each token: `advantage`, and from the step's last update on it
 the probability `ratio` to the policy that began the step, `entropy` in nats, and `clipped`, 1 where the loss was
@@ -26,6 +27,7 @@ import orjson
 
 from mindrlhf.data.mindrecord import token_ids
 from mindrlhf.files.json import is_number, is_whole, parse_json
+from mindrlhf.records.pictures import NOTHING, restored_pictures, stored_pictures
 from mindrlhf.token_arrays import RECORDED, TokenArray
 from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGroup
 
@@ -38,18 +40,18 @@ SCHEMA = {
     **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
     "finish_reason": _TEXT,
     **dict.fromkeys(("reward", "greedy_reward"), _FLOAT),
-    **dict.fromkeys(("rewards_by_function", "notes", "fields", "token_figures"), _TEXT),
+    **dict.fromkeys(("rewards_by_function", "notes", "fields", "token_figures", "pictures"), _TEXT),
     **dict.fromkeys(("prompt_ids", "response_ids"), _IDS),
     **{one.name: _FORMS.get(one.column) or {"type": np.dtype(one.dtype).name, "shape": [-1]} for one in RECORDED},
 }
 # Columns that earlier versions did not write.
-ADDED = {"policy_step", "occurrence", "token_figures", "notes"}
+ADDED = {"policy_step", "occurrence", "token_figures", "notes", "pictures"}
 ADDED |= {array.name for array in RECORDED if array.absent is not None}
 CARRIED = "kept"  # int64, before `policy_step`: 1 for a group that was carried over from an earlier step
 
 TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
 TEXT_KEYS += ("reward", "rewards", "advantage", "finish_reason", "prompt_length", "response_length")
-FURTHER_TEXT_KEYS = ("turns", "tokens", "reward_notes", "images")  # of some rows
+FURTHER_TEXT_KEYS = ("turns", "tokens", "reward_notes", "images", "turn_images")  # of some rows
 
 
 def rows_of(
@@ -85,15 +87,18 @@ def rows_of(
             row |= {name: getattr(rollout, name) for name in ("response_ids", "finish_reason", "seed")}
             row |= {array.name: _stored(array, rollout) for array in RECORDED}
             row["sample_index"] = int(rollout.sample_index)
+            row["pictures"] = stored_pictures(rollout.pictures)
             row["rewards_by_function"] = orjson.dumps(rewards).decode()  # NaN: null
             notes = e.notes[index] if e.notes else {}
             row["notes"] = orjson.dumps(notes).decode()
             figures = e.token_figures[index] if e.token_figures else {}
             row["token_figures"] = orjson.dumps(figures, option=orjson.OPT_SERIALIZE_NUMPY).decode()
             if decode:
-                row["completion"] = decode(rollout.response_ids)
+                row["completion"] = decode(rollout.text_ids)
                 if not rollout.sampled.all():
                     row["turns"] = turns_of(rollout, decode)
+                if rollout.pictures:
+                    row["turn_images"] = turn_images(rollout)
                 if notes:
                     row["reward_notes"] = notes
                 if figures:
@@ -138,13 +143,29 @@ def npy_array(content: np.ndarray) -> np.ndarray | None:
 
 def turns_of(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> list[tuple[bool, str]]:
     """Cut a conversation into parts (True if the policy drew it, text)."""
-    borders = np.flatnonzero(np.diff(rollout.sampled)) + 1
-    parts = np.split(rollout.response_ids, borders)
-    return [(bool(rollout.sampled[first]), decode(ids)) for first, ids in zip((0, *borders), parts, strict=True)]
+    borders = turn_borders(rollout)
+    parts = zip(*(np.split(array, borders) for array in (rollout.response_ids, rollout.written)), strict=True)
+    texts = (decode(ids[written]) for ids, written in parts)
+    return [(bool(rollout.sampled[first]), text) for first, text in zip((0, *borders), texts, strict=True)]
+
+
+def turn_borders(rollout: Rollout) -> np.ndarray:
+    """Find the first token of each part of a conversation but the first part."""
+    return np.flatnonzero(np.diff(rollout.sampled)) + 1
+
+
+def turn_images(rollout: Rollout) -> list[list[str]]:
+    """Name the pictures of each part of a conversation."""
+    borders = turn_borders(rollout)
+    names: list[list[str]] = [[] for _ in range(len(borders) + 1)]
+    for place, picture in rollout.pictures.items():
+        names[int(np.searchsorted(borders, place, "right"))].append(picture.name)
+    return names
 
 
 def _tokens(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> dict[str, list]:
     texts = token_texts(rollout.response_ids, decode)
+    texts = [text if written else "" for text, written in zip(texts, rollout.written.tolist(), strict=True)]
     return {"text": texts, "sampled": rollout.sampled.astype(int).tolist()}
 
 
@@ -175,6 +196,7 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
     row.setdefault("occurrence", 0)
     row.setdefault("token_figures", "{}")
     row.setdefault("notes", "{}")
+    row.setdefault("pictures", NOTHING)
     for array in RECORDED:
         if array.name not in row:
             row[array.name] = _absent(array, len(row["response_ids"]))
@@ -194,7 +216,7 @@ def experiences_of(
 ) -> list[tuple[int, list[Experience]]]:
     """Invert `rows_of` over steps, with zero advantages; ValueError for rows that no run writes.
 
-    prompts: those with pictures, by id: rows have none, and get theirs.
+    prompts: those with pictures, by id: rows have none of prompts, and get theirs.
     """
     steps = []
     for step, members in groupby(rows, lambda row: row["step"]):
@@ -281,7 +303,8 @@ def _rollout(row: Row) -> Rollout:
     arrays |= {name: values for name, values in files if values is not None}
     values = {array.name: dict(parse_json(row[array.name])) for array in RECORDED if array.column == "json"}
     names = ("prompt_id", "sample_index", "response_ids", "finish_reason", "seed")
-    return Rollout(**{name: row[name] for name in names}, tokens=arrays).with_values(values)
+    pictures = restored_pictures(row["pictures"], len(row["response_ids"]))
+    return Rollout(**{name: row[name] for name in names}, tokens=arrays, pictures=pictures).with_values(values)
 
 
 def _experience(rows: list[Row], prompts: Mapping[int, Prompt]) -> Experience:

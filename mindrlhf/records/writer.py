@@ -129,9 +129,11 @@ class ResponseWriter:
             self._record.merge(finished)
 
     def _show(self, experiences: Sequence[Experience]) -> None:
-        """Write the prompts' pictures, each once."""
-        pictures = {one.name: one for experience in experiences for one in experience.group.prompt.pictures}
-        for name, picture in pictures.items():
+        """Write the pictures of prompts and responses, each once."""
+        groups = [experience.group for experience in experiences]
+        shown = [group.prompt.pictures for group in groups]
+        shown += [tuple(rollout.pictures.values()) for group in groups for rollout in group.rollouts]
+        for name, picture in {one.name: one for part in shown for one in part}.items():
             path = image_path(self._folder, name)
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)

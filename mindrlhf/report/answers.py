@@ -168,8 +168,9 @@ def shown_image(path: Path) -> str | None:
 def answer_entry(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Describe an answer that equal rows have.
 
-    It has its text, `turns`, `tokens` and `notes` if there are any, its rewards, and `samples`: (index, advantage,
-    sampled tokens, reason of its end) for each row. notes: (function and name, text) of all rows, each once.
+    It has its text, `turns`, `pictures` of each turn, `tokens` and `notes` if there are any, its rewards, and
+    `samples`: (index, advantage, sampled tokens, reason of its end) for each row. notes: (function and name, text) of
+    all rows, each once.
     """
     first = rows[0]
     fields = ("sample_index", "advantage", "response_length", "finish_reason")
@@ -180,6 +181,8 @@ def answer_entry(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if turns := first.get("turns"):  # all turns together may be as long as one completion
         answer["turns"] = [(drawn, shortened(text, MOST_TEXT // len(turns))) for drawn, text in turns]
+    if shown := first.get("turn_images"):
+        answer["pictures"] = [list(map(shown_image, files)) for files in shown]
     if len(first.get("rewards") or {}) > 1:
         answer["rewards"] = first["rewards"]
     noted = [item for row in rows for item in (row.get("reward_notes") or {}).items()]

@@ -17,6 +17,9 @@ from mindrlhf.files.naming import image_path
 SHARED = ("step", "prompt_id", "prompt", "ground_truth", "images")  # the same in all rows of a group
 
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
 class _Row(Settings):
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -48,14 +51,15 @@ class RolloutRow(_Row):
     turns: list[Annotated[list[bool | str], Field(min_length=2, max_length=2)]] | None = None
     tokens: TokenRows | None = None
     reward_notes: dict[str, dict[str, str]] = {}
-    images: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]] = []
+    images: list[Digest] = []
+    turn_images: list[list[Digest]] | None = None
 
 
 @dataclass(frozen=True)
 class RolloutGroupText:
     """Prompt with its answers as text.
 
-    samples: rows without the prompt's own columns. images: files of the prompt's pictures.
+    samples: rows without the prompt's own columns; `turn_images` are files. images: files of the prompt's pictures.
     """
 
     step: int
@@ -73,7 +77,8 @@ class RolloutGroupText:
         found: dict[tuple, list[Mapping[str, Any]]] = {}
         for row in self.samples:
             turns = tuple(map(tuple, row.get("turns") or ()))
-            found.setdefault((row["completion"], turns, row["reward"]), []).append(row)
+            shown = tuple(map(tuple, row.get("turn_images") or ()))
+            found.setdefault((row["completion"], turns, shown, row["reward"]), []).append(row)
         return sorted(found.values(), key=lambda rows: (-_or_least(rows[0]["reward"]), -len(rows)))
 
 
@@ -82,6 +87,8 @@ def read_groups(path: Path, step: int) -> list[RolloutGroupText]:
     together: dict[int, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_json_lines(path), start=1):
         build(RolloutRow, row, Layer(row, {(): f"{path}, line {number}"}), strict=False)
+        if named := row.get("turn_images"):
+            row["turn_images"] = [[image_path(path.parent, name) for name in names] for names in named]
         together.setdefault(row["prompt_id"], []).append(row)
     groups = []
     for prompt_id, rows in together.items():

@@ -158,13 +158,14 @@ def _is_first_pass(experiences: Sequence[Experience]) -> bool:
 def sequences(experience: Experience) -> SequenceGroup:
     """Return a group with what the engine recorded.
 
-    Token ids, masks of sampled tokens, identity, pictures of the prompt, and the routing.
+    Token ids, masks of sampled tokens, identity, pictures, and the routing.
     """
     group = experience.group
     responses = tuple(rollout.response_ids for rollout in group.rollouts)
     routing = Routing.of_rollouts(tuple(rollout.tokens for rollout in group.rollouts))
     identity = (group.prompt.id, group.prompt.occurrence)
-    shown = (group.prompt.pictures, *[()] * len(responses)) if group.prompt.pictures else ()
+    pictures = (group.prompt.pictures, *(tuple(rollout.pictures.values()) for rollout in group.rollouts))
+    shown = pictures if any(pictures) else ()
     return SequenceGroup(group.prompt.token_ids, responses, experience.sampled, identity, shown, routing)
 
 

@@ -43,7 +43,7 @@ class Generator:
     model: HF directory, a hub's id, a GGUF file, an adapter in PEFT's format, or a training checkpoint. tokenizer: the
     model's by default. slots: most responses generated at once. seed: keys the random numbers, together with a prompt's
     id and a response's index. device_target: `backend.default_device` by default. where: names the prompts in messages.
-    adapter: an adapter in PEFT's format, merged into the model.
+    adapter: an adapter in PEFT's format, merged into the model. shows: partners may reply with pictures.
     The attribute `sampling` may be changed between calls.
     Raises UserError for a directory that is not a model.
     """
@@ -59,6 +59,7 @@ class Generator:
         device_target: str | None = None,
         where: str = "prompts",
         adapter: str | None = None,
+        shows: bool = False,
     ):
         model = local_model(model)
         self.model = language_model(model, seeing=True)
@@ -66,6 +67,7 @@ class Generator:
         self.sampling = sampling
         self._slots = slots
         self._where = where
+        self._shows = shows
         self._device = backend.find_device(device_target or backend.default_device())
         self._weights = Weights(model, self.model, seed, adapter)
         self._seed = seed
@@ -115,6 +117,7 @@ class Generator:
                 seed=self._seed,
                 length_bucket=LENGTH_BUCKET,
                 decode_text=self.tokenizer.decode,
+                shows=self._shows,
             )
         return self._engine
 

@@ -85,10 +85,11 @@ class Partner(Protocol):
     Rows are prompt-major: row = prompt's index * G + sample's index. stop_strings: texts that end a turn, like stop
     tokens and the sampling's own stop strings. statistics: of the last call, with the arguments of
     `metrics.experience.add_conversations` as attributes. tokens: by row, values at tokens of the conversations
-    that `rewards` ended last; empty without any.
+    that `rewards` ended last; empty without any. shows: its replies may have pictures.
     """
 
     stop_strings: tuple[str, ...]
+    shows: bool
     statistics: Any
     tokens: Sequence[TokenValues]
 
@@ -133,6 +134,7 @@ class SharedPartner:
         self._partner = partner
         self._share = share
         self.stop_strings: tuple[str, ...] = share(partner and partner.stop_strings)
+        self.shows: bool = share(partner and partner.shows)
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         return self._share(self._partner and self._partner.begin(prompts, num_generations, step))

@@ -163,7 +163,7 @@ class Session:
         self._see(answered)
 
     def _see(self, slots: Sequence[int]) -> None:
-        """Compute conversations anew that show pictures, up to the last one; what follows is decoded."""
+        """Compute conversations anew, up to their last pictures; what follows is decoded."""
         for slot, conversation in self._slots.unseen(slots):
             with self._parts("prefill"):
                 self._pool.begin_anew(slot, conversation)

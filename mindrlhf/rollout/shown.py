@@ -1,4 +1,7 @@
-"""Pictures that partners show within a response: their places, and the room for them. NumPy only."""
+"""Places of pictures that partners show within a response, and room for them.
+
+NumPy only.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +19,7 @@ if TYPE_CHECKING:  # it imports Pillow, which text does not need
 def fitted(
     ids: np.ndarray, pictures: Sequence["Picture"], room: int, vision: VisionConfig | None
 ) -> tuple[np.ndarray, dict[int, "Picture"]]:
-    """Cut a partner's ids int32[n] to `room` tokens, before an image that does not fit as a whole.
+    """Cut a partner's ids int32[n] to `room` tokens, and never inside an image.
 
     Returns them, and the index of each picture's first token. ValueError for tokens that are not those of the pictures,
     for one that ends the ids, and for a model that takes text alone.

@@ -38,7 +38,10 @@ class Slots:
     """
 
     def __init__(self, count: int, limit: int, vocabulary: int, vision: VisionConfig | None = None):
-        """Make empty slots for responses of up to `limit` tokens. vision: of a model that sees."""
+        """Make empty slots for responses of up to `limit` tokens.
+
+        vision: of a model that sees.
+        """
         self.count = count
         self._vision = vision
         self._vocabulary = vocabulary
@@ -152,7 +155,10 @@ class Slots:
         return found
 
     def begin_anew(self, slot: int, conversation: Prompt) -> None:
-        """Go on behind a conversation whose keys and values are computed, but for the last token's."""
+        """Go on behind a conversation whose keys and values are computed.
+
+        Those of its last token are not.
+        """
         work, _ = self.work[slot]
         begin = self.length[slot]
         end = len(conversation.token_ids) - len(work.request.prompt.token_ids)

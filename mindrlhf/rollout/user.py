@@ -127,6 +127,7 @@ class User:
     stop_strings: tuple[str, ...] = ()
     tokens = ()
     statistics = None
+    shows = False  # a message with pictures ends the request
 
     def __init__(
         self,

@@ -197,9 +197,7 @@ class PicturePrompts:
     @property
     def _written(self) -> str:
         """An image in a text without a chat template."""
-        vision = self.vision
-        tokens = (vision.vision_start_token_id, vision.image_token_id, vision.vision_end_token_id)
-        return "".join(self.tokenizer.id_to_token(token) or "" for token in tokens)
+        return self.vision.image_text(self.tokenizer.id_to_token)
 
     def _prompt(
         self, number: int, row: PictureRow, ids: np.ndarray, images: Sequence[Any], fields: Mapping[str, str]

@@ -25,7 +25,9 @@ def with_pictures(recorded: Recorded, prompts: Sequence[Prompt], record: Path, r
 def _shown(experience: Experience, known: dict[int, Prompt], step: int, record: Path, rows: str) -> Experience:
     prompt = experience.group.prompt
     own = known.get(prompt.id)
-    if own is None or not np.array_equal(own.token_ids, prompt.token_ids) or _digests(own) != _digests(prompt):
+    # An environment's first text moves a prompt's end to the response.
+    same = own is not None and np.array_equal(own.token_ids[: len(prompt.token_ids)], prompt.token_ids)
+    if not same or _digests(own) != _digests(prompt):
         found = f"{record}: step {step} has a prompt that is not row {prompt.id} of {rows}, or had other images"
         raise UserError(f"{found}; give --mind_dataset_dir the rows of the recorded run.")
     return replace(experience, group=replace(experience.group, prompt=prompt.showing(own)))

@@ -11,6 +11,7 @@ import numpy as np
 from mindrlhf.checkpoint.model_card import ModelCard, card_of_run
 from mindrlhf.checkpoint.tokenizer import check_token_ids
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.images import ImageSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths
@@ -29,7 +30,7 @@ from mindrlhf.run.picture_prompts import PictureForm, PicturePrompts, without_pi
 from mindrlhf.run.picture_source import picture_rows
 from mindrlhf.run.recorded_pictures import Recorded, with_pictures
 from mindrlhf.shapes import longest_position
-from mindrlhf.types import Experience, Prompt
+from mindrlhf.types import Experience, Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,9 @@ def check_recorded(
         elif longest > limit:
             found = f"a response of {longest} tokens, and rollout.max_new_tokens is {limit}"
             right = f"set it to {longest} or more"
+        elif not all(shows_alike(rollout, model) for one in experiences for rollout in one.group.rollouts):
+            found = "a response with pictures of a tool that are not those of this model's image tokens"
+            right = "replay it with the model that it was recorded with"
         elif largest >= model.vocab_size:
             found = f"token id {largest}, and the model's vocab_size is {model.vocab_size}"
             right = "replay it with the model that it was recorded with"
@@ -163,6 +167,24 @@ def check_recorded(
         else:
             continue
         raise UserError(f"{source}: step {step} has {found}; {right}.")
+
+
+def shows_alike(rollout: Rollout, model: ModelConfig) -> bool:
+    """Test that a response's image tokens are those of its pictures in this model."""
+    if model.vision is None:
+        return not rollout.pictures
+    of_images = rollout.response_ids == model.vision.image_token_id
+    expected = np.zeros(len(of_images), bool)
+    for place, picture in rollout.pictures.items():
+        expected[place : place + picture.tokens] = True
+    settings = {picture.settings for picture in rollout.pictures.values()}
+    alike = all(_patches(one) == _patches(model.vision.images) for one in settings)
+    return alike and bool((of_images == expected).all())
+
+
+def _patches(settings: ImageSettings | None) -> dict[str, Any] | None:
+    """Return the settings by which pixels become patches."""
+    return settings and settings.model_dump(exclude={"min_pixels", "max_pixels"})
 
 
 def fits_routing(experience: Experience, model: ModelConfig) -> bool:

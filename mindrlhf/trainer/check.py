@@ -26,7 +26,13 @@ from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.staleness import CORRECTION, check_parts, check_staleness
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
-from mindrlhf.configs.vision_checks import check_frozen, check_seeing, check_seeing_alike, check_seeing_policy
+from mindrlhf.configs.vision_checks import (
+    check_frozen,
+    check_seeing,
+    check_seeing_alike,
+    check_seeing_policy,
+    check_tool_images,
+)
 from mindrlhf.configs.vision_settings import tower_shape
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -124,6 +130,7 @@ def read_model(
     infer_model = infer.architecture(checkpoint_config(infer_path, seeing=True) or hf, infer_path or path or "")
     if model.vision:
         check_seeing_policy(config, flags)
+    check_tool_images(config.rollout, model)
     check_grpo(config, train, infer, model, infer_model, workers)
     return as_trained(model, config, train, path)
 

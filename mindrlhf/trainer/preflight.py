@@ -21,7 +21,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.algorithm import AlgorithmSettings
-from mindrlhf.configs.grpo import GRPOSettings, SamplingSettings
+from mindrlhf.configs.grpo import GRPOSettings, RolloutSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import sandbox_note
@@ -125,7 +125,7 @@ def rehearse(algorithm: AlgorithmSettings) -> None:
         rehearse_loss(algorithm.loss())
 
 
-def operators_line(settings: SamplingSettings, model: ModelConfig, ranks: int, target: str) -> str:
+def operators_line(settings: RolloutSettings, model: ModelConfig, ranks: int, target: str) -> str:
     """Describe the form of the layers' halves, and tokens per decode call.
 
     ranks: those that compute a decode step together.
@@ -133,7 +133,7 @@ def operators_line(settings: SamplingSettings, model: ModelConfig, ranks: int, t
     device = find_device(target)
     fused = not device.fused_problem()
     bans = model.vision is not None
-    several = fused and draws_in_operator(settings, model.vocab_size, ranks, bans)
+    several = fused and not settings.tool_images and draws_in_operator(settings, model.vocab_size, ranks, bans)
     updates = ", composed ones in updates (lora.dropout)" if fused and model.dropout else ""
     tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
     return f"{device.describe_operators()}{updates}; decoding {tokens} a call"

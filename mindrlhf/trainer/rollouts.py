@@ -187,6 +187,7 @@ def open_engines(
             config.seed,
             config.train.length_bucket,
             decode_text,
+            shows=config.rollout.tool_images,
         )
         if count
         else None

@@ -5,6 +5,7 @@ import re
 import documentation
 import pytest
 
+from mindrlhf.configs.images import ImageSettings
 from mindrlhf.environments.pool import EnvironmentPool
 
 PAGE = "docs/tools.md"
@@ -41,6 +42,15 @@ def test_a_tool(folder):
         assert [schema["function"]["name"] for schema in pool.schemas[""]] == ["temperature", "calculator"]
         calls = [("temperature", {"city": "Oslo"}), ("calculator", {"expression": "2 * 21"})]
         assert answers(pool, "", ("call", calls))[1] == ["4.5", "42"]
+
+
+def test_a_tool_that_answers_with_an_image(folder):
+    settings = ImageSettings()
+    with EnvironmentPool({"": ""}, [f"{folder}/paint.py:paint"], images=settings) as pool:
+        _, ((before, picture, behind),), _ = answers(pool, "", ("call", [("paint", {"colour": "red"})]))
+        assert (before, behind) == ("This is", "and it is red.")
+        assert picture.pixels.shape == (56, 56, 3)
+        assert (picture.pixels == (255, 0, 0)).all()
 
 
 def test_an_environment(folder):

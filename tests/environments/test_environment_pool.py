@@ -19,7 +19,7 @@ FAILED = {
     "memory": "MemoryError",
     "gigabyte": "MemoryError",
     "object": "returned object, and not text",
-    "bytes": "returned bytes, and not text",
+    "bytes": "has returned an image, and the model takes text alone.",
     "recurse": "RecursionError",
 }
 ENDED = {

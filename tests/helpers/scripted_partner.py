@@ -53,6 +53,7 @@ class ScriptedPartner:
         return now
 
     tokens = ()
+    shows = False
 
     def rewards(self):
         """The number of turns."""

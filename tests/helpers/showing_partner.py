@@ -37,6 +37,8 @@ def shown_first(prompt_id: int, sample: int, pictures: list[Picture]) -> tuple[l
 class ShowingPartner(ScriptedPartner):
     """Answers with pictures; its replies come in the order and at the times of a `ScriptedPartner`."""
 
+    shows = True
+
     def __init__(self, pictures: list[Picture], order: int | None = None):
         super().__init__(order)
         self._pictures = pictures

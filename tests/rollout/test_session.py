@@ -282,7 +282,7 @@ def test_the_reply_to_a_cancelled_request_is_dropped(engine, subject):
         )
         prompts, replies = partner.begin(subject.prompts[:2], 1, STEP)
         numbers = [
-            session.submit(Request(prompt, settings(), 1, SEED, STEP, partner, row, [replies[row].token_ids]))
+            session.submit(Request(prompt, settings(), 1, SEED, STEP, partner, row, [replies[row]]))
             for row, prompt in enumerate(prompts)
         ]
         while not all(partner.heard.values()):

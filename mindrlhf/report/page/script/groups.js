@@ -42,8 +42,9 @@ function drawAnswer(answer, group, wanted) {
   if (lengths.length) line.append(element("span", {}, plural(Math.round(mean(lengths)), "token")));
   if (mine(3).includes("length")) line.append(element("span", {}, "cut off"));
   if (advantages.length) line.append(element("span", {}, `advantage ${number(mean(advantages), 3)}`));
-  const turns = (answer.turns ?? [[true, answer.text]]).map(([drawn, text]) =>
-    drawn ? marked(text, wanted) : [element("span", { class: "context" }, ...marked(text, wanted))]);
+  const turns = (answer.turns ?? [[true, answer.text]]).map(([drawn, text], at) => [
+    ...(drawn ? marked(text, wanted) : [element("span", { class: "context" }, ...marked(text, wanted))]),
+    ...(answer.pictures?.[at]?.length ? [pictures(answer.pictures[at], "of the conversation")] : [])]);
   const whole = element("pre", { tabindex: 0 }, ...turns.flat());
   const notes = answer.notes ? [element("details", { class: "notes" }, element("summary", {}, "what reward functions noted"), pairs(answer.notes))] : [];
   const made = element("li", { class: "answer" }, line, ...notes, whole);
@@ -79,11 +80,11 @@ function course(unit) {
   return series.length ? [curves("Reward of this prompt", "mean of its answers in a step", series)] : [];
 }
 
-// The pictures of a prompt as the model gets them, small ones enlarged; null where a file is missing.
-function pictures(images) {
+// Pictures as the model gets them, small ones enlarged; null where a file is missing.
+function pictures(images, where = "of the prompt") {
   const line = element("div", { class: "pictures" });
   images.forEach((source, at) => line.append(source
-    ? element("img", { src: source, alt: `picture ${at + 1} of the prompt` })
+    ? element("img", { src: source, alt: `picture ${at + 1} ${where}` })
     : element("span", { class: "quiet" }, "a picture whose file is missing")));
   return line;
 }
