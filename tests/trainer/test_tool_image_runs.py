@@ -6,40 +6,13 @@ import shutil
 import jobs
 import numpy as np
 import pytest
+from painting_task import make_painting_task
 from safetensors.numpy import load_file
-from seeing_task import make_seeing_task
 
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.report.answers import AnswerReader
 from mindrlhf.report.groups import read_groups
 
-ENVIRONMENT = '''
-from PIL import Image
-
-COLOURS = {"red": (220, 30, 40), "green": (20, 200, 60), "blue": (30, 50, 230)}
-
-
-class Painter:
-    """Shows a colour for each turn, by its length; rows of green begin with one."""
-
-    def reset(self, ground_truth: str) -> object:
-        self.turns = []
-        return ["Look:", Image.new("RGB", (16, 8), COLOURS["red"])] if ground_truth == "green" else None
-
-    def reply(self, text: str) -> object:
-        self.turns.append(text)
-        if len(self.turns) == 3:
-            return None
-        return ["So", Image.new("RGB", (8, 8), list(COLOURS.values())[len(text) % 3]), "it is."]
-
-    def get_reward(self) -> float:
-        return len(self.turns) + len(set("".join(self.turns))) / 100
-'''
-# The reward looks at the pictures that a conversation has.
-REWARD = """
-def pictures(prompt, completion, fields):
-    return fields.get("conversation", "").count("<image>") + len(set(completion)) / 10
-"""
 SMALL = (
     "data.prompts_per_step=3",
     "rollout.num_generations=2",
@@ -58,10 +31,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
-    seeing = make_seeing_task(tmp_path_factory.mktemp("seeing"), depth=1, layers=1)
-    (seeing.rows.parent / "painter.py").write_text(ENVIRONMENT)
-    (seeing.rows.parent / "reward.py").write_text(REWARD)
-    return seeing
+    return make_painting_task(tmp_path_factory.mktemp("seeing"))
 
 
 def training(seeing, output, *settings, environment="painter.py:Painter", **flags):
