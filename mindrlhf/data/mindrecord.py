@@ -44,11 +44,17 @@ PROMPT_SCHEMA = {
 }
 
 
-def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> int:
+def write_columns(
+    path: str | Path,
+    schema: Mapping[str, Mapping[str, Any]],
+    rows: Iterable[Mapping[str, Any]],
+    page_bytes: int | None = None,
+) -> int:
     """Write rows as the MindRecord `path`, replacing an earlier one; returns their number.
 
     schema: column -> {"type": ...} for scalars (int32, int64, float32, float64, string, bytes), with "shape": [-1] for
-    arrays of this dtype, as MindSpore's FileWriter takes it; float scalars need an int64 column too.
+    arrays of this dtype, as MindSpore's FileWriter takes it; float scalars need an int64 column too. page_bytes: most
+    bytes of a row, if these are more than MindSpore's 32 MiB; the file is as long at least, and sparse.
     UserError for no rows or a file that cannot be written, ValueError for a row that does not fit the schema.
     """
     from mindspore.mindrecord import FileWriter
@@ -60,6 +66,8 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
         with _mindspore_errors(path):
             writer = FileWriter(str(stage / path.name), shard_num=1)
             writer.add_schema({column: dict(kind) for column, kind in schema.items()}, path.name)
+            if page_bytes:
+                writer.set_page_size(page_bytes)
             if whole := [name for name, kind in schema.items() if kind == {"type": "int64"}]:
                 writer.add_index(whole[:1])  # without this MindSpore indexes floats too, and aborts at NaN
         while chunk := [dict(row) for row in islice(pending, ROWS_PER_WRITE)]:

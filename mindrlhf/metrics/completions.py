@@ -34,7 +34,7 @@ def print_best_and_worst(
     if truth := prompt.fields.get("ground_truth"):
         texts["expected"] = truth
     for name, index in (("best", np.nanargmax(rewards)), ("worst", np.nanargmin(rewards))):
-        texts[f"{name}, reward {rewards[index]:.2f}"] = decode(shown.group.rollouts[index].response_ids)
+        texts[f"{name}, reward {rewards[index]:.2f}"] = decode(shown.group.rollouts[index].text_ids)
     width = console_width()
     room = LINES * max(8, width - max(map(len, texts)) - 4)
     table = Table.grid(Column(justify="right", no_wrap=True), Column(overflow="fold"), padding=(0, 2))

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from io import BytesIO
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mindrlhf.data.mindrecord import read_columns, read_schema, write_columns
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import parse_json, write_json_lines
 from mindrlhf.files.naming import TEXT, step_path
+from mindrlhf.records.pictures import NOTHING
 from mindrlhf.records.rows import ADDED, CARRIED, SCHEMA, Row, completed, experiences_of, text_row
 from mindrlhf.token_arrays import RECORDED
 from mindrlhf.types import Experience
@@ -28,6 +29,10 @@ _FLAGS = {array.name for array in RECORDED if array.column == "bytes"}
 _ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or name in _BYTES]
 _FLOATS = [name for name, kind in SCHEMA.items() if kind == {"type": "float64"}]
 _PLAIN = [name for name in SCHEMA if name not in _ARRAYS]
+
+FIRST_ROWS = 64
+SHOWING_BYTES = 1 << 28
+"""Most bytes of a row with pictures: MindSpore's largest."""
 
 # The columns, except arrays, of each member of the archives that earlier versions packed.
 _EARLIER = {
@@ -45,9 +50,16 @@ def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
 
 
 def write_record(path: str | Path, rows: Iterable[Row]) -> int:
-    """Write rows as a MindRecord, atomically; returns their number."""
-    stored = ({name: row[name].tobytes() if name in _BYTES else row[name] for name in SCHEMA} for row in rows)
-    return write_columns(path, SCHEMA, stored)
+    """Write rows as a MindRecord, atomically; returns their number.
+
+    UserError for a row with more than `SHOWING_BYTES`, or 32 MiB where none of the first rows has pictures.
+    """
+    pending = iter(rows)
+    first = list(islice(pending, FIRST_ROWS))
+    shown = any(row["pictures"] != NOTHING for row in first)
+    every = chain(first, pending)
+    stored = ({name: row[name].tobytes() if name in _BYTES else row[name] for name in SCHEMA} for row in every)
+    return write_columns(path, SCHEMA, stored, SHOWING_BYTES if shown else None)
 
 
 def read_record_rows(path: str | Path) -> list[dict[str, Any]]:

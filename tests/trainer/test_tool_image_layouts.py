@@ -1,5 +1,7 @@
 """GRPO with an environment that answers with images: on several ranks, with a frozen tower, and in other schedules."""
 
+import json
+
 import jobs
 import numpy as np
 import pytest
@@ -97,3 +99,13 @@ def test_rows_of_a_frozen_tower_change_no_bit(train, tmp_path):
     ours, theirs = (one.folder / "ckpt" / "hf" / "model.safetensors" for one in (known, none))
     assert ours.read_bytes() == theirs.read_bytes()
     assert known.metrics[-1]["vision/cache_hit_rate"] > 0.5
+
+
+@pytest.mark.slow
+def test_held_out_conversations_show_images_too(seeing, train, tmp_path):
+    held_out = (f"data.val_dataset={seeing.alike}", "validation.limit=3", "validation.reward=environment")
+    train(tmp_path, *held_out, "trainer.test_freq=1", "trainer.val_before_train=False", "trainer.total_steps=1")
+    answers = [json.loads(line) for line in (tmp_path / "validation" / "step_000001.jsonl").read_text().splitlines()]
+    assert len(answers) == 3
+    assert max(row["num_turns"] for row in answers) > 2
+    assert max(row["score"] for row in answers) > 1

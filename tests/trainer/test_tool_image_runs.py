@@ -151,3 +151,22 @@ def test_a_model_of_text_is_refused_by_name(tmp_path, capfd):
     settings = ("rollout.tools=[calculator]", "rollout.tool_images=True")
     assert jobs.call(task.train(tmp_path / "run", *settings)) == 2
     assert "rollout.tool_images is True, and a model of the family" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_generate_and_eval_show_images_too(seeing, tmp_path, capfd):
+    folder = seeing.rows.parent
+    talks = ["--environment", f"{folder}/painter.py:Painter", "--tool_images", "True", "--max_turns", "3"]
+    output = tmp_path / "responses.jsonl"
+    given = ["--model", seeing.model, "--prompts", seeing.alike, "--limit", "3", "--output", output, *talks]
+    settings = ("max_new_tokens=64", "stop_strings=[e, '3', a, '1', h, R]", "temperature=1.0")
+    assert jobs.call(["generate", *map(str, given), *settings]) == 0
+    responses = [one for line in output.read_text().splitlines() for one in json.loads(line)["responses"]]
+    texts = [text for one in responses for drawn, text in one["turns"] if not drawn]
+    assert sum(text.count("<|image_pad|>") for text in texts) >= 3
+    assert all(text.count("<|image_pad|>") == text.count("<|vision_start|>") for text in texts)
+    reward = ["--reward", f"{folder}/reward.py:pictures", "--max_new_tokens", "64"]
+    data = ["--data", seeing.alike, "--limit", "3", "--model", seeing.model]
+    capfd.readouterr()
+    assert jobs.call(["eval", *map(str, data), *reward, *talks]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[-1])["conversation/images"] > 0
