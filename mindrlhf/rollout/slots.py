@@ -108,7 +108,7 @@ class Slots:
                 room = self.most[slot] - 1  # one token at least is drawn
                 opening, self.pictures[slot] = fitted(said.token_ids, said.pictures, room, self._vision)
                 if said.pictures and len(opening) < len(said.token_ids):  # a picture is never left out of the middle
-                    self.most[slot] = len(opening) + 1
+                    self.most[slot] = self.room[slot] = len(opening) + 1
                 self.context[slot, : len(opening)] = opening
                 self.first[slot] = len(opening)
             if work.request.begun:

@@ -23,7 +23,7 @@ from mindrlhf.training.scoring import Scorer
 from mindrlhf.types import Prompt
 
 SEED, STEP, LIMIT, BUCKET, SAMPLES = 11, 3, 52, 64, 2
-ENDS = (0, 1, 5, 9, 13)
+ENDS = tuple(range(0, 40, 4))
 LONGEST = 12  # tokens of a prompt
 VISION = small_tower(
     max_pixels=256, image_token_id=IMAGE, video_token_id=61, vision_start_token_id=62, vision_end_token_id=63
@@ -132,7 +132,7 @@ def test_conversations_are_the_oracle_s(conversed, pictures, how):
             np.testing.assert_allclose(rollout.row("policy_log_probs"), log_probs, rtol=0, atol=1e-4)
             assert not np.isin(rollout.response_ids[rollout.sampled], VISION.vision_tokens).any()
             behind += sum(rollout.sampled[max(shown, default=LIMIT) :])
-    assert behind > 2
+    assert behind >= 5
 
 
 @pytest.mark.slow
@@ -210,7 +210,8 @@ def test_an_opening_without_room_is_cut_before_its_image(prompts, pictures):
     class Opening(ShowingPartner):
         def begin(self, prompts, num_generations, step):
             ids = np.array([7] * (LIMIT - 3) + [IMAGE] * pictures[0].tokens + [9], np.int32)
-            return prompts, [Reply(row, ids, pictures=(pictures[0],)) for row in range(num_generations)]
+            self.heard = {row: [] for row in range(num_generations)}
+            return prompts, [Reply(row, ids, pictures=(pictures[0],)) for row in self.heard]
 
     engine, _ = opened("drawn")
     (group,) = engine.generate(prompts[:1], SAMPLES, STEP, partner=Opening(pictures))
