@@ -81,7 +81,7 @@ setup(
         "mindrlhf": ["py.typed"],
         "mindrlhf.acceptance": ["answers/*.json", "page/*"],
         "mindrlhf.algorithms": ["options.yaml"],
-        "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
+        "mindrlhf.backend.native": ["*.cpp", "*.h"],
         "mindrlhf.checkpoint": ["peft_config.yaml", "model_card.md.jinja"],
         "mindrlhf.configs": ["*.yaml", "*/*.yaml"],
         "mindrlhf.environments.ready": ["shop.sql", "words.txt"],

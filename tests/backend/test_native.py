@@ -1,8 +1,6 @@
 """The fused CPU operators against the compositions of basic operators that they stand for, values and gradients."""
 
 import ctypes
-import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,8 +8,6 @@ import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindrlhf.backend import native
-from mindrlhf.backend.cpu import CPU
-from mindrlhf.backend.native.operators import open_operators
 from mindrlhf.backend.operators import COMPOSED
 
 
@@ -136,53 +132,3 @@ def test_operators_may_run_at_the_same_time(fused):
     with ThreadPoolExecutor(4) as pool:
         worst = list(pool.map(products, range(0, 40, 10)))
     assert max(worst) < 1e-4, worst
-
-
-@pytest.fixture
-def built_anew(monkeypatch, tmp_path):
-    """As on a machine where nothing is built yet, with a source that is built in no time."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "kernels.cpp")
-    native.SOURCE.write_text('extern "C" { int usable() { return 0; } int multiplies_bfloat16() { return 1; } }')
-    native.library.cache_clear()
-    open_operators.cache_clear()
-    yield tmp_path
-    native.library.cache_clear()
-    open_operators.cache_clear()
-
-
-def test_without_a_compiler_the_compositions_are_used(built_anew, monkeypatch):
-    monkeypatch.setenv("PATH", str(built_anew))
-    assert native.library() == native.Library(None, "g++ is not installed")
-    assert CPU.operators() == COMPOSED
-    assert "g++ is not installed" in CPU.describe_operators()
-
-
-def test_outside_of_linux_the_compositions_are_used(built_anew, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert native.library() == native.Library(None, "they are built on Linux alone")
-    assert CPU.operators() == COMPOSED
-
-
-def test_a_source_that_does_not_compile_says_why(built_anew, fused):
-    native.SOURCE.write_text("int usable() { return missing; }")
-    assert native.library().path is None
-    assert "missing" in native.library().problem
-    assert [path.name for path in (built_anew / "mindrlhf").iterdir()] == []
-
-
-def test_what_is_built_is_kept(built_anew, fused):
-    path = native.library().path
-    made = path.stat().st_mtime_ns
-    native.library.cache_clear()
-    assert native.library().path == path
-    assert path.stat().st_mtime_ns == made
-
-
-def test_where_the_cache_cannot_be_written(built_anew, monkeypatch, fused):
-    (built_anew / "file").write_text("")
-    (built_anew / "tmp").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(built_anew / "file"))
-    (built_anew / "tmp").chmod(0o1777)
-    monkeypatch.setattr(native.tempfile, "tempdir", str(built_anew / "tmp"))
-    assert native.library().path.parent == built_anew / "tmp" / f"mindrlhf-{os.getuid()}"

@@ -10,8 +10,7 @@ from bfloat16_numbers import rounded
 from int8_numbers import int8
 from mindspore import Tensor
 
-from mindrlhf.backend import native
-from mindrlhf.backend.native import packing
+from mindrlhf.backend.native import build, packing
 from mindrlhf.backend.native.operators import open_operators
 
 KINDS = ("float32", "bfloat16", "int8")
@@ -120,12 +119,12 @@ def builds(fused, tmp_path_factory, request):
     wanted = WITHOUT if request.config.getoption("--slow") else FEW_WITHOUT
     folder, built = tmp_path_factory.mktemp("products"), []
     source = folder / "products.cpp"
-    source.write_text(PRODUCTS.format(folder=native.SOURCE.parent))
+    source.write_text(PRODUCTS.format(folder=build.FOLDER))
     known = set(Path("/proc/cpuinfo").read_text().replace("_", "").split())
     # Without instructions that the processor lacks anyway, the build is the one before.
     for without in [names for names in wanted if not names or known.intersection(names)]:
         path, options = folder / f"{len(built)}.so", [f"-mno-{name}" for name in without]
-        command = ["g++", *native.FLAGS, *options, "-w", str(source), "-o", str(path)]
+        command = ["g++", *build.FLAGS, *build.NATIVE, "-shared", *options, "-w", str(source), "-o", str(path)]
         done = subprocess.run(command, capture_output=True, text=True)
         if "unrecognized command-line option" in done.stderr:
             pytest.skip("this processor is no x86")

@@ -54,6 +54,7 @@ NOT_HERE = {
     "mindrlhf train --load_sft_checkpoint_train Qwen2.5-VL": "as tests/trainer/test_seeing_policy.py",
     "mindrlhf train --grpo_config examples/recipes/geo3k.yaml": "as the line above",
     "mindrlhf launch --with ray": "needs Ray; tests/launchers/test_started_again.py runs it",
+    "bash scripts/wheel.sh": "compiles for minutes; tests/backend/test_build.py runs it",
     "docker build": "needs a container engine; tests/docker checks the steps",
     "bash docker/run_ascend.sh": "needs a container engine and a device",
     "docker run": "needs a container engine; the next line has the script",

@@ -15,6 +15,38 @@
 #include "team.h"
 #include "vectors.h"
 
+// Blocks of memory between operator calls: one list for all sources of the library, and none of other libraries.
+class __attribute__((visibility("hidden"))) KeptBlocks {
+ public:
+  struct Block {
+    std::unique_ptr<char[]> bytes;
+    int64_t size = 0;
+  };
+
+  // Takes the block that was given last, or an empty one.
+  static Block take() {
+    std::lock_guard<std::mutex> lock(mutex());
+    if (free().empty()) return {};
+    Block last = std::move(free().back());
+    free().pop_back();
+    return last;
+  }
+  static void give(Block block) {
+    std::lock_guard<std::mutex> lock(mutex());
+    free().push_back(std::move(block));
+  }
+
+ private:
+  static std::mutex &mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::vector<Block> &free() {
+    static auto *blocks = new std::vector<Block>;  // never deleted: threads run until the process ends
+    return *blocks;
+  }
+};
+
 namespace {
 
 // The upper half of a float: sign, exponent, and 7 bits of the fraction. May be stored in memory that held floats.
@@ -105,39 +137,22 @@ class FactorMemory {
  public:
   explicit FactorMemory(int64_t numbers) {
     if (std::is_same_v<Number, float>) return;  // floats are factors already
-    {
-      std::lock_guard<std::mutex> lock(mutex());
-      if (!free().empty()) own_ = std::move(free().back()), free().pop_back();
-    }
-    if (own_.size < numbers) {
-      own_.numbers.reset();
-      own_.numbers.reset(new Number[own_.size = numbers]);
+    own_ = KeptBlocks::take();
+    const int64_t size = numbers * sizeof(Number);
+    if (own_.size < size) {
+      own_.bytes.reset();
+      own_.bytes.reset(new char[own_.size = size]);
     }
   }
   ~FactorMemory() {
-    if (std::is_same_v<Number, float>) return;
-    std::lock_guard<std::mutex> lock(mutex());
-    free().push_back(std::move(own_));
+    if (!std::is_same_v<Number, float>) KeptBlocks::give(std::move(own_));
   }
   FactorMemory(const FactorMemory &) = delete;
 
-  Number *data() const { return own_.numbers.get(); }
+  Number *data() const { return reinterpret_cast<Number *>(own_.bytes.get()); }
 
  private:
-  struct Block {
-    std::unique_ptr<Number[]> numbers;
-    int64_t size = 0;
-  };
-  static std::mutex &mutex() {
-    static std::mutex one;
-    return one;
-  }
-  static std::vector<Block> &free() {
-    static auto *blocks = new std::vector<Block>;  // never deleted: threads run until the process ends
-    return *blocks;
-  }
-
-  Block own_;
+  KeptBlocks::Block own_;
 };
 
 // Returns the factors of a large array: the array itself (float), or a copy in `memory` that all threads round (bfloat16).

@@ -1,12 +1,12 @@
-// Fused operators of the transformer and its losses for MindSpore's CPU backend. Arrays are float32. Factors of products are
-// float32, or bfloat16 in operators whose names end in _bfloat16; products accumulate in float32.
+// Fused operators of the transformer and its losses for MindSpore's CPU backend; `decoding.cpp` has those of decode steps.
+// Arrays are float32. Factors of products are float32, or bfloat16 in operators whose names end in _bfloat16; products
+// accumulate in float32.
 //
 // An operator (`entry_points.h`) takes its inputs, then its outputs, as pointers with their shapes. Arrays are dense and
 // row-major. One thread computes each output row in one order, so results do not depend on the number of threads. The
 // Python side (`operators.py`) has the shapes of results, and `backend/operators.py` the meaning.
 
 #include "attention_half.h"
-#include "decode.h"
 #include "experts_half.h"
 #include "feed_forward_half.h"
 #include "head.h"

@@ -1,4 +1,4 @@
-"""The fused operators (`kernels.cpp`) as MindSpore operators, with their gradients.
+"""The fused operators in C++ as MindSpore operators, with their gradients.
 
 All arrays are float32. Matrix products take float32 inputs, or round them to bfloat16 and sum in float32; products of
 attention, and all computation between products, are always float32.
