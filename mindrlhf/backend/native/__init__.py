@@ -1,4 +1,4 @@
-"""Fused CPU operators in C++: a wheel's, or built on this machine at first use.
+"""Fused CPU operators in C++, shipped in a wheel or built at first use.
 
 `library()` returns the built file, or the reason that it is missing; `operators` makes MindSpore operators of it. If it
 cannot be built, the composed operators are used, which are slower and give the same numbers up to rounding.
@@ -34,9 +34,9 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Find the operators that came with the package, or build them, unless this user has built them on this machine.
+    """Find the operators, or build them.
 
-    Building takes half a minute.
+    A wheel's are taken first, then what this user has built on this machine. Building takes half a minute.
     """
     if sys.platform != "linux":
         return Library(None, "they are built on Linux alone")

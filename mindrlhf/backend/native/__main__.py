@@ -1,6 +1,7 @@
-"""`python -m mindrlhf.backend.native FOLDER`: the operators for all levels of this machine's kind of processor.
+"""Command that compiles the operators for a wheel.
 
-`scripts/wheel.sh` puts what it makes into a wheel.
+`python -m mindrlhf.backend.native FOLDER` makes all levels of this machine's kind of processor, and `scripts/wheel.sh`
+puts what it makes into a wheel.
 """
 
 import platform

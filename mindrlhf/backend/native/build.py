@@ -1,4 +1,4 @@
-"""Compilation of the C++ operators, for this machine or, in levels of processors, for a wheel."""
+"""Compilation of the C++ operators, for this machine or for kinds of processors."""
 
 import hashlib
 import os
@@ -69,9 +69,9 @@ def digest(folder: Path, *further: str) -> str:
 
 
 def compile_library(compiler: str, flags: Sequence[str], folder: Path, path: Path) -> str | None:
-    """Compile the sources of a folder to `path`, all at once; returns the error, if any.
+    """Compile a folder's sources side by side; returns the error, if any.
 
-    Several processes may compile at once.
+    path: of the library. Several processes may compile at once.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as work:
         objects = {str(source): Path(work) / f"{source.stem}.o" for source in sources(folder)}
@@ -97,5 +97,8 @@ def compile_library(compiler: str, flags: Sequence[str], folder: Path, path: Pat
 
 
 def shipped_name(folder: Path, level: Level) -> str:
-    """Return the file name of a wheel's library: compiled graphs are known by it, too."""
+    """Return the file name of a wheel's library.
+
+    Compiled graphs are known by it, too.
+    """
     return f"kernels-{level.name}-{digest(folder, *level.flags)}.so"
