@@ -17,21 +17,19 @@ step "environment"
 bash "$root/scripts/setup.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip --quiet --disable-pip-version-check install wheel
 
-step "the package"
+step "the package"  # MindSpore brings the program `wheel`
 "$python" -m pip --quiet --disable-pip-version-check wheel --no-deps --wheel-dir "$work" "$root"
-"$work/venv/bin/wheel" unpack --dest "$work" "$work"/mindrlhf-*.whl
+"$python" -m wheel unpack --dest "$work" "$work"/mindrlhf-*.whl
 
 step "the operators"
 "$python" -m mindrlhf.backend.native "$(echo "$work"/mindrlhf-*/)mindrlhf/backend/native/built"
 
 step "the wheel"
 rm "$work"/*.whl
-"$work/venv/bin/wheel" pack --dest-dir "$work" "$work"/mindrlhf-*/
+"$python" -m wheel pack --dest-dir "$work" "$work"/mindrlhf-*/
 platform=linux_$(uname -m)
-"$work/venv/bin/wheel" tags --remove --python-tag py3 --platform-tag "$platform" "$work"/*.whl
+"$python" -m wheel tags --remove --python-tag py3 --platform-tag "$platform" "$work"/*.whl
 mkdir -p "$folder"
 mv "$work"/*.whl "$folder"
 echo "wheel: $(ls "$folder"/mindrlhf-*"$platform".whl)"

@@ -149,7 +149,7 @@ def test_a_wheel_computes_without_a_compiler(fused, root, tmp_path):
     for level in build.fitting_levels():
         program = (
             "from mindrlhf.backend import native; print(native.library().path); import sys; from mindrlhf import cli; "
-            "sys.argv[1:] = ['acceptance', '--device', 'CPU', '--level', 'operators', '--output_dir', 'out']; cli.run()"
+            "sys.argv[1:] = ['acceptance', '--device', 'CPU', '--level', 'operators', '--output', 'out']; cli.run()"
         )
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
