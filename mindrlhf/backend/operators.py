@@ -21,7 +21,10 @@ from mindrlhf.backend.composed_attention import causal_mask, completion_attentio
 
 
 def dtype_named(name: str) -> Any:
-    """Return MindSpore's dtype of a name; a graph that casts to `"bfloat16"`, by its name, does not compile."""
+    """Return MindSpore's dtype of a name.
+
+    A graph that casts to `"bfloat16"`, by its name, does not compile.
+    """
     return getattr(mindspore, name)
 
 

@@ -55,6 +55,12 @@ def test_without_a_compiler_the_compositions_are_used(built_anew, monkeypatch):
     assert "g++ is not installed" in CPU.describe_operators()
 
 
+def test_outside_of_linux_the_compositions_are_used(built_anew, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert native.library() == native.Library(None, "they are built on Linux alone")
+    assert CPU.operators() == COMPOSED
+
+
 @pytest.mark.parametrize("name", ["kernels", "decoding"])
 def test_a_source_that_does_not_compile_says_why(built_anew, fused, name):
     (build.FOLDER / f"{name}.cpp").write_text("int usable() { return missing; }")

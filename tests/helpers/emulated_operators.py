@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mindrlhf.backend import native
-from mindrlhf.backend.native import names
+from mindrlhf.backend.native import build, names
 
 SOURCES = Path(__file__).with_name("emulated")
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64", "qemu-aarch64-static")
 SYSTEM = "/usr/aarch64-linux-gnu"  # where cross compilers of Debian and Ubuntu have their C library
-KERNELS = native.SOURCE
-machine_build = native._build
+KERNELS = build.FOLDER
+compile_library = build.compile_library
 
 
 def missing_programs() -> str:
@@ -33,20 +32,20 @@ def use_emulated_operators(instructions: str) -> None:
     """Let `native.library` build for a processor with these instructions (`-march`), in this process."""
     if missing := missing_programs():
         raise pytest.UsageError(f"--emulate needs {missing}")
-    native.FLAGS = (*native.FLAGS, f"-DEMULATED={instructions}")  # another file in the cache
-    native._build = partial(_build, instructions)
+    build.FLAGS = (*build.FLAGS, f"-DEMULATED={instructions}")  # another file in the cache
+    build.compile_library = partial(_build, instructions)
 
 
-def _build(instructions: str, compiler: str, path: Path) -> str | None:
+def _build(instructions: str, compiler: str, own: Sequence[str], sources: Path, path: Path) -> str | None:
     """Build the operators, a program that runs them, and a library at `path` that calls it."""
-    if native.SOURCE != KERNELS:  # of a test of building
-        return machine_build(compiler, path)
+    if sources != KERNELS:  # of a test of building
+        return compile_library(compiler, own, sources, path)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     product, library, callee = (folder / name for name in ("libdnnl.so.3", "kernels.so", "callee"))
-    flags = [f"-march={instructions}", *(flag for flag in native.FLAGS if flag != "-march=native")]
+    flags = [f"-march={instructions}", *build.FLAGS, "-shared"]
     _compile(COMPILER, [*flags, SOURCES / "products.cpp"], product)
-    _compile(COMPILER, [*flags, KERNELS, "-ldl", "-Wl,-rpath,$ORIGIN"], library)
+    _compile(COMPILER, [*flags, *build.sources(sources), "-ldl", "-Wl,-rpath,$ORIGIN"], library)
     _compile(COMPILER, ["-O2", SOURCES / "callee.cpp", "-ldl"], callee)
     variants = names.entry_points().items()
     entries = [name if dtype == "float32" else f"{name}_{dtype}" for name, dtypes in variants for dtype in dtypes]
