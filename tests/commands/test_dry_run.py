@@ -18,7 +18,7 @@ UPDATE = ["optimizer/norm", "optimizer/apply", "optimizer/discard"]
 GENERATE = ["generate/prefill", "generate/admit", "generate/decode"]
 WHOLE = [*GENERATE, "train/scores", "train/loss", *UPDATE]  # of a reference, and of an update
 FIRST = [*GENERATE, "train/forward", "train/forward", "train/backward", *UPDATE]
-SECTIONS = ("vision_config.mrope_section=[4,2,2]",)  # of such heads
+SECTIONS = ("vision_config.mrope_section=[4,2,2]", "vision_config.num_heads=1")  # of such heads, in text and tower
 WIDER = ("hidden_size=64", "head_dim=16")  # heads that flash attention takes
 EXPERTS = ("num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=32", "norm_topk_prob=True")
 EXPERT_MODEL = (*EXPERTS, "model_type=qwen3_moe", "type=null", "qkv_has_bias=False")
