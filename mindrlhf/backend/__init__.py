@@ -4,4 +4,4 @@ All other packages run the same code on a laptop's CPU and on Ascend, and read a
 """
 
 from mindrlhf.backend.devices import DEVICES, default_device, find_device  # noqa: F401
-from mindrlhf.backend.parameter_memory import read, read_all, rewriting, write  # noqa: F401
+from mindrlhf.backend.parameter_memory import dtype_of, read, read_all, rewriting, write  # noqa: F401

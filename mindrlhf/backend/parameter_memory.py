@@ -22,6 +22,14 @@ def read(parameter: "Parameter") -> "np.ndarray":
     return numbers
 
 
+def dtype_of(parameter: "Parameter") -> "np.dtype":
+    """Return the dtype that `read` gives, without reading."""
+    import mindspore
+    import numpy as np
+
+    return np.dtype(mindspore.dtype_to_nptype(parameter.dtype))
+
+
 def read_all(parameters: Mapping[str, "Parameter"]) -> "dict[str, np.ndarray]":
     return {name: read(parameter) for name, parameter in parameters.items()}
 

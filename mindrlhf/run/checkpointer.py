@@ -277,7 +277,7 @@ def _read_into(parameters: Parameters, layout: Layout, checkpoint: Checkpoint, k
             backend.write(scales, tensor.scales.read())
         else:
             write_moment(parameters[name], scales, stored.read(name, part))
-        own, theirs = form_named(str(backend.read(parameters[name]).dtype)), form_named(stored.dtypes[name])
+        own, theirs = form_named(str(backend.dtype_of(parameters[name]))), form_named(stored.dtypes[name])
         if own != theirs:
             other = f"its moments are {theirs}, and optimizer.state is {own}: they are converted"
     return other

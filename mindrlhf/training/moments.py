@@ -113,13 +113,13 @@ class Draws:
 
 def write_moment(moment: Parameter, scales: Parameter | None, values: np.ndarray) -> None:
     """Write float32 numbers into a moment of any form, rounded to the nearest."""
-    dtype = str(backend.read(moment).dtype)
+    dtype = backend.dtype_of(moment)
     if scales is not None:
         codes, found = encode(values, "first" if dtype == DTYPES["first"] else "second")
         backend.write(moment, codes)
         backend.write(scales, found)
-    elif dtype == "bfloat16":
+    elif str(dtype) == "bfloat16":
         bits = round_numbers(values, "bfloat16", moment.name)
-        backend.write(moment, bits.view(backend.read(moment).dtype))
+        backend.write(moment, bits.view(dtype))
     else:
         backend.write(moment, values)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from environment_talks import call, partner_of, prompts
-from seeing_task import make_tokenizer
+from seeing_task import image_ids, make_tokenizer
 from small_tower import small_tower
 
 from mindrlhf.data.turns import TurnTemplate
@@ -26,16 +26,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vision(tokenizer):
-    ids = {name: tokenizer.token_to_id(f"<|{text}|>") for name, text in NAMES.items()}
-    return small_tower(max_pixels=256, **ids)
-
-
-NAMES = {
-    "image_token_id": "image_pad",
-    "video_token_id": "video_pad",
-    "vision_start_token_id": "vision_start",
-    "vision_end_token_id": "vision_end",
-}
+    return small_tower(max_pixels=256, **image_ids(tokenizer))
 
 
 @pytest.fixture(scope="module")

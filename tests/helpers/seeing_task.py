@@ -39,18 +39,18 @@ class SeeingTask:
     asked: Path
     alike: Path
 
+    def training(self, output: Path, *settings: str, **flags: object) -> list[str]:
+        """Words of a training on the rows with one image, into a folder, unless flags say otherwise."""
+        given = {"load_sft_checkpoint_train": self.model, "mind_dataset_dir": self.alike}
+        given |= {"save_ckpt_dir": output / "ckpt", "save_data_file": output / "rollouts.mindrecord"}
+        words = [str(part) for name, value in (given | flags).items() for part in (f"--{name}", value)]
+        return ["train", *words, *settings]
+
 
 def make_seeing_task(folder: Path, depth: int = 2, layers: int = 2) -> SeeingTask:
     """depth, layers: of the tower and of the text."""
     tokenizer = make_tokenizer(folder / "tokenizer")
-    vision = small_tower(
-        depth,
-        max_pixels=256,
-        image_token_id=tokenizer.token_to_id("<|image_pad|>"),
-        video_token_id=tokenizer.token_to_id("<|video_pad|>"),
-        vision_start_token_id=tokenizer.token_to_id("<|vision_start|>"),
-        vision_end_token_id=tokenizer.token_to_id("<|vision_end|>"),
-    )
+    vision = small_tower(depth, max_pixels=256, **image_ids(tokenizer))
     config = small_config(vocab_size=tokenizer.size, family=FAMILY.name, vision=vision, num_layers=layers)
     arrays = random_arrays(config, 1)
     save_hf(
@@ -62,6 +62,16 @@ def make_seeing_task(folder: Path, depth: int = 2, layers: int = 2) -> SeeingTas
     write_problems(folder)
     (folder / "reward.py").write_text(REWARD)
     return SeeingTask(folder / "model", *(folder / f"{name}.jsonl" for name in ("rows", "swapped", "asked", "alike")))
+
+
+def image_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """The tokens of images, by their settings of a tower."""
+    return {
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+        "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"),
+    }
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:

@@ -45,11 +45,9 @@ def seeing(tmp_path_factory):
 @pytest.fixture(scope="module")
 def train(seeing):
     def run(folder, *settings, workers=0, **flags):
-        given = {"load_sft_checkpoint_train": seeing.model, "mind_dataset_dir": seeing.asked}
-        given |= {"save_ckpt_dir": folder / "ckpt", "save_data_file": folder / "rollouts.mindrecord"}
-        words = [str(part) for name, value in (given | flags).items() for part in (f"--{name}", value)]
         reward = f"reward.functions=[{{name: '{seeing.rows.parent}/reward.py:likes'}}]"
-        jobs.train_apart(["train", *words, reward, *SETTINGS, *settings], workers, timeout=500)
+        words = {"mind_dataset_dir": seeing.asked} | flags
+        jobs.train_apart(seeing.training(folder, reward, *SETTINGS, *settings, **words), workers, timeout=500)
         return jobs.Run(folder)
 
     return run

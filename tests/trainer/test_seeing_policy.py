@@ -40,11 +40,9 @@ def seeing(tmp_path_factory):
 
 
 def training(seeing, output, *settings, data=None, **flags):
-    given = {"load_sft_checkpoint_train": seeing.model, "mind_dataset_dir": data or seeing.alike}
-    given |= {"save_ckpt_dir": output / "ckpt", "save_data_file": output / "rollouts.mindrecord"}
-    words = [str(part) for name, value in (given | flags).items() for part in (f"--{name}", value)]
     reward = f"reward.functions=[{{name: '{seeing.rows.parent}/reward.py:likes'}}]"
-    return ["train", *words, "--enable_compile_cache", "True", reward, *SMALL, *settings]
+    given = {"mind_dataset_dir": data or seeing.alike, "enable_compile_cache": True} | flags
+    return seeing.training(output, reward, *SMALL, *settings, **given)
 
 
 @pytest.fixture(scope="module")

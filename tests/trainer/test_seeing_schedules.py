@@ -65,11 +65,8 @@ def seeing(tmp_path_factory):
 
 
 def training(seeing, output, *settings, **flags):
-    given = {"load_sft_checkpoint_train": seeing.model, "mind_dataset_dir": seeing.alike}
-    given |= {"save_ckpt_dir": output / "ckpt", "save_data_file": output / "rollouts.mindrecord"}
-    words = [str(part) for name, value in (given | flags).items() for part in (f"--{name}", value)]
     reward = f"reward.functions=[{{name: '{seeing.rows.parent}/reward.py:likes'}}]"
-    return ["train", *words, "--enable_compile_cache", "True", reward, *SMALL, *settings]
+    return seeing.training(output, reward, *SMALL, *settings, **{"enable_compile_cache": True} | flags)
 
 
 @pytest.mark.slow

@@ -43,14 +43,10 @@ def seeing(tmp_path_factory):
 @pytest.fixture(scope="module")
 def train(seeing):
     def run(folder, *settings, workers=0):
-        given = {"load_sft_checkpoint_train": seeing.model, "mind_dataset_dir": seeing.alike}
-        given |= {"save_ckpt_dir": folder / "ckpt", "save_data_file": folder / "rollouts.mindrecord"}
-        words = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
         place = seeing.rows.parent
         functions = f"reward.functions=[{{name: environment}}, {{name: '{place}/reward.py:pictures'}}]"
         talks = f"rollout.environment={place}/painter.py:Painter"
-        argv = ["train", *words, functions, talks, *SETTINGS, *settings]
-        jobs.train_apart(argv, workers, timeout=500)
+        jobs.train_apart(seeing.training(folder, functions, talks, *SETTINGS, *settings), workers, timeout=500)
         return jobs.Run(folder)
 
     return run

@@ -36,12 +36,9 @@ def seeing(tmp_path_factory):
 
 def training(seeing, output, *settings, environment="painter.py:Painter", **flags):
     folder = seeing.rows.parent
-    given = {"load_sft_checkpoint_train": seeing.model, "mind_dataset_dir": seeing.alike}
-    given |= {"save_ckpt_dir": output / "ckpt", "save_data_file": output / "rollouts.mindrecord"}
-    words = [str(part) for name, value in (given | flags).items() for part in (f"--{name}", value)]
     reward = f"reward.functions=[{{name: environment}}, {{name: '{folder}/reward.py:pictures'}}]"
     talks = [f"rollout.environment={folder}/{environment}"] if environment else []
-    return ["train", *words, "--enable_compile_cache", "True", reward, *SMALL, *talks, *settings]
+    return seeing.training(output, reward, *SMALL, *talks, *settings, **{"enable_compile_cache": True} | flags)
 
 
 @pytest.fixture(scope="module")
