@@ -20,6 +20,7 @@ import random
 import resource
 import select
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -41,6 +42,7 @@ from mindrlhf.workers.descendants import LOOK_S, adopt_orphans, children, end_al
 from mindrlhf.workers.serving import EXIT_S, MAX_REASON, greet, open_pipes, reason, send, serve
 
 PACKET_BYTES = 1 << 12
+FOLDER_MODE = 0o700
 
 
 def main() -> None:
@@ -50,7 +52,9 @@ def main() -> None:
     control = socket.socket(fileno=setup["control"])
     environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
     shown = _open_images(setup["images"])
-    gc.freeze()  # children share these pages
+    gc.freeze()  # children share these pages; what is done here takes none of them from it
+    _limit(resource.RLIMIT_CORE, 0)
+    address_space = _address_space() + setup["memory_mb"] * MIB
     own = _Children(setup["files"])
     looked = 0.0
     while True:
@@ -73,7 +77,7 @@ def main() -> None:
                 os.dup2(descriptors[0], pipe.fileno(), inheritable=False)
             os.close(descriptors[0])
             try:
-                conversation = _Conversation(environments, setup, own.folder(number), shown)
+                conversation = _Conversation(environments, setup, address_space, own.folder(number), shown)
                 send(replies, os.getpid())
                 serve(requests, replies, setup["timeout_s"], conversation.answer)
             finally:
@@ -90,6 +94,8 @@ class _Children:
     def __init__(self, files: str):
         self._files = files
         self._children: dict[int, int] = {}
+        self._folders: dict[int, str] = {}
+        self._unused: list[str] = []  # folders of ended conversations that wrote nothing; making one takes longer
         self._earlier = set(children())  # of the user's modules
         self._dying: set[int] = set()
         self._doomed: list[str] = []  # folders of processes that may still be dying
@@ -102,7 +108,7 @@ class _Children:
 
     def folder(self, number: int) -> str:
         """Return the folder of a conversation's temporary files."""
-        return os.path.join(self._files, str(number))
+        return self._folders[number]
 
     def begin(self, number: int) -> int:
         """Fork a conversation's child.
@@ -110,9 +116,11 @@ class _Children:
         Returns the number of its process, 0 inside of it, and -1 without processes to spare.
         """
         try:
+            folder = self._unused.pop() if self._unused else self._made_folder(number)
             child = os.fork()
         except OSError:  # the other side finds its descriptor closed
             return -1
+        self._folders[number] = folder
         if child:
             with suppress(OSError):  # it has ended
                 os.setpgid(child, child)
@@ -125,7 +133,7 @@ class _Children:
             child = self._children.pop(number)
             kill(child)
             self._dying.add(child)
-            self._doomed.append(self.folder(number))
+            self._doomed.append(self._folders.pop(number))
 
     def look(self) -> None:
         """Go on ending what ended conversations have begun and written.
@@ -148,16 +156,13 @@ class _Children:
         end_all_children(EXIT_S)
 
     def _remove(self) -> None:
-        """Remove the folders of ended conversations.
+        """Remove the folders of ended conversations, but for those that are as they were made.
 
-        Full ones are left to another process, because there may be much in them.
+        Another process does so, because there may be much in them.
         """
         full = []
         for folder in self._doomed:
-            try:
-                os.rmdir(folder)
-            except OSError:
-                full.append(folder)
+            (self._unused if self._is_as_made(folder) else full).append(folder)
         self._doomed = full
         with suppress(OSError):  # without processes to spare, it is tried again
             if full and (child := os.fork()) == 0:
@@ -169,6 +174,17 @@ class _Children:
             elif full:
                 self._removing.add(child)
                 self._doomed = []
+
+    def _made_folder(self, number: int) -> str:
+        folder = os.path.join(self._files, str(number))
+        os.mkdir(folder, FOLDER_MODE)
+        return folder
+
+    def _is_as_made(self, folder: str) -> bool:
+        try:
+            return stat.S_IMODE(os.lstat(folder).st_mode) == FOLDER_MODE and not os.listdir(folder)
+        except OSError:
+            return False
 
 
 def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dict[str, Environment], dict[str, Any]]:
@@ -198,24 +214,22 @@ def _open_images(settings: Mapping[str, Any] | None) -> Callable[..., dict[str, 
 class _Conversation:
     """Conversation's instance of an environment; answers requests, each in one of its public methods.
 
-    shown: writer of answers with images; None where none are taken.
+    address_space: bytes that its process may have. folder: of its temporary files. shown: writer of answers with
+    images; None where none are taken.
     """
 
     def __init__(
         self,
         environments: Mapping[str, Environment],
         limits: Mapping[str, Any],
+        address_space: int,
         folder: str,
         shown: Callable[..., dict[str, list[Any]]] | None,
     ):
         os.setpgid(0, 0)
         adopt_orphans()
-        os.mkdir(folder)
         os.environ["TMPDIR"] = tempfile.tempdir = folder
-        with open("/proc/self/statm") as file:
-            now = int(file.read().split()[0]) * resource.getpagesize()
-        _limit(resource.RLIMIT_AS, now + limits["memory_mb"] * MIB)
-        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_AS, address_space)
         self._environments = environments
         self._most = limits["max_output"]
         self._no_images = limits["no_images"]
@@ -298,6 +312,8 @@ class _Conversation:
 
         written: function that makes a text of a result without images.
         """
+        if isinstance(result, str):  # most are, and telling the others apart takes long in a new process
+            return self._text(result, what)
         result = of_response(result)
         parts = image_parts(result, by_text=self._shown is not None)
         if parts is None:
@@ -310,6 +326,12 @@ class _Conversation:
         if not isinstance(text, str | None):
             raise TypeError(f"{what} returned {type(text).__name__}, and not text")
         return text and shortened(text, self._most).encode("utf-8", "replace").decode()
+
+
+def _address_space() -> int:
+    """Return the bytes of this process's address space."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _limit(which: int, value: int) -> None:

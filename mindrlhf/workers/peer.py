@@ -138,16 +138,18 @@ def wait(peers: Iterable[Peer], most_s: float = math.inf) -> list[Peer]:
 
     It sleeps for `most_s` seconds at most, and returns the peers that have woken it.
     """
-    by_descriptor = {}
+    by_descriptor: dict[int, Peer] = {}
     poll = select.poll()
     for peer in peers:
+        by_descriptor[peer._reading] = peer
         if peer._outbox:
+            by_descriptor[peer._writing] = peer
             poll.register(peer._writing, select.POLLOUT)
         both = peer._outbox and peer._reading == peer._writing
         poll.register(peer._reading, select.POLLIN | select.POLLOUT if both else select.POLLIN)
-        by_descriptor |= {peer._reading: peer, peer._writing: peer}
-    deadline = min(peer._deadline for peer in by_descriptor.values() if not peer.idle)
+    busy = [peer for peer in by_descriptor.values() if not peer.idle]
+    deadline = min(peer._deadline for peer in busy)
     ready = poll.poll(1000.0 * max(0.0, min(most_s, deadline - time.monotonic())))
     now = time.monotonic()
-    overdue = [peer for peer in by_descriptor.values() if not peer.idle and now >= peer._deadline]
+    overdue = [peer for peer in busy if now >= peer._deadline] if now >= deadline else []
     return list(dict.fromkeys([*(by_descriptor[descriptor] for descriptor, _ in ready), *overdue]))

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from slow_cases import few_of
+from waiting import wait_until
 
 from mindrlhf.environments import pool as pools
 from mindrlhf.environments.pool import EnvironmentPool
@@ -28,14 +28,6 @@ def _nothing_is_left():
 def sleeping():
     """Processes that the tools have begun, whoever is their parent now."""
     return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == SLEEP]
-
-
-def wait_until(holds):
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.02)
-    assert holds()
 
 
 def pool_of(hostile, environment):
@@ -121,7 +113,7 @@ def test_many_conversations_end_at_once(hostile):
         for number in range(150):
             pool.end((number,))
         wait_until(lambda: not psutil.Process(server).children())
-        wait_until(lambda: not list(Path(pool._files.name).iterdir()))
+        wait_until(lambda: not any(any(one.iterdir()) for one in Path(pool._files.name).iterdir()))
 
 
 def test_a_server_that_never_begins_costs_calls_and_no_more(hostile, monkeypatch):

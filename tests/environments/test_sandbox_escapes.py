@@ -5,12 +5,12 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from sandbox_escapes import FLOODS, NAMES, OFF, STAY, programs
+from waiting import wait_until
 
 from mindrlhf.configs.grpo import RolloutSettings
 from mindrlhf.environments.open import sandbox_note
@@ -261,11 +261,3 @@ def sandboxes() -> list[psutil.Process]:
         if "ready import sandbox" in str(process.info["cmdline"]) and (own or process.info["ppid"] == 1):
             found.append(process)
     return found
-
-
-def wait_until(holds) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.02)
-    assert holds()
