@@ -17,6 +17,7 @@ def trial(tmp_path, monkeypatch):
     return Trial(find_device("CPU"), tmp_path)
 
 
+@pytest.mark.slow
 def test_it_is_asked_in_the_dtypes_of_activations(monkeypatch):
     """A CPU with bfloat16 products has float32 between them, and MindFormers has no operators there for bfloat16."""
     pytest.importorskip("mindformers")

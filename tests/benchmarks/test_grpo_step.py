@@ -101,6 +101,7 @@ def test_rows_are_split_where_a_model_trains_and_not_where_it_generates(tmp_path
     assert (train.parallel.model_parallel, train.parallel.use_seq_parallel) == (2, True)
 
 
+@pytest.mark.slow
 def test_given_models_and_prompts(tmp_path):
     """A folder as the peer's script writes it: an HF directory with prompts beside it."""
     folder, texts = tmp_path / "given", ["Add 3 and 4.", "How much is it?"]

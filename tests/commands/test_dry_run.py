@@ -10,6 +10,7 @@ import pytest
 from ascend_contracts import contracts
 from copying_memory import copying
 from mindspore import Tensor
+from slow_cases import few_of
 
 from mindrlhf.backend.compile.graph import Graph
 
@@ -76,10 +77,10 @@ def compiled(folder, rank: int, *settings: str) -> list[str]:
     return names
 
 
-def test_a_pipeline_stage_without_the_others(pair):
+@pytest.mark.parametrize(("rank", "names"), few_of([(0, FIRST)], [(1, WHOLE)]))
+def test_a_pipeline_stage_without_the_others(pair, rank, names):
     layouts = (*jobs.layout("train", "pp2"), *jobs.layout("infer", "dp2"), "algorithm.beta=0.04")
-    assert compiled(pair, 0, *layouts) == FIRST
-    assert compiled(pair, 1, *layouts) == WHOLE
+    assert compiled(pair, rank, *layouts) == names
 
 
 @pytest.mark.slow
@@ -194,24 +195,22 @@ def test_a_critic_computes_its_layers_again_too(pair, capsys):
 
 @pytest.mark.parametrize(
     ("folder", "rank", "settings", "model"),
-    [
-        ("pair", 0, ("algorithm.beta=0.04",), ()),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("pair", 0, ("algorithm.advantage=gae", "train_yaml.recompute_config.recompute=True"), ()),
-                ("pair", 0, ("algorithm.beta=0.04", "lora.rank=4"), ()),
-                ("pair", 0, (*jobs.layout("train", "tp2sp"), *jobs.layout("infer", "tp2")), ()),
-                ("pair", 1, (*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")), ()),
-                ("pair", 3, (*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")), ()),
-                ("pair", 1, (*jobs.layout("train", "zero3dp2"), *jobs.layout("infer", "dp2")), ()),
-                ("pair", 0, ("algorithm.beta=0.04",), EXPERT_MODEL),
-                ("pair", 0, (*jobs.layout("train", "dp2ep2"), *jobs.layout("infer", "dp2")), EXPERT_MODEL),
-                ("seeing", 0, ("algorithm.beta=0.04", "--image_tokens", "12"), SECTIONS),
-                ("seeing", 0, ("train.freeze=[vision, merger]", "--image_tokens", "12"), SECTIONS),
-            ]
-        ),
-    ],
+    few_of(
+        [("pair", 1, ("trainer.placement=split",), ())],  # a rank that generates
+        [
+            ("pair", 0, ("algorithm.beta=0.04",), ()),
+            ("pair", 0, ("algorithm.advantage=gae", "train_yaml.recompute_config.recompute=True"), ()),
+            ("pair", 0, ("algorithm.beta=0.04", "lora.rank=4"), ()),
+            ("pair", 0, (*jobs.layout("train", "tp2sp"), *jobs.layout("infer", "tp2")), ()),
+            ("pair", 1, (*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")), ()),
+            ("pair", 3, (*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")), ()),
+            ("pair", 1, (*jobs.layout("train", "zero3dp2"), *jobs.layout("infer", "dp2")), ()),
+            ("pair", 0, ("algorithm.beta=0.04",), EXPERT_MODEL),
+            ("pair", 0, (*jobs.layout("train", "dp2ep2"), *jobs.layout("infer", "dp2")), EXPERT_MODEL),
+            ("seeing", 0, ("algorithm.beta=0.04", "--image_tokens", "12"), SECTIONS),
+            ("seeing", 0, ("train.freeze=[vision, merger]", "--image_tokens", "12"), SECTIONS),
+        ],
+    ),
 )
 def test_graphs_of_bfloat16_have_types(request, monkeypatch, capsys, folder, rank, settings, model):
     """With Ascend's operators, as far as MindSpore's front end goes: the CPU has no kernels for these products.

@@ -65,7 +65,7 @@ def updated(recompute):
         "advantages": rows_like(groups, lambda n: np.full(n, rng.normal())),
     }
     rows["old_log_probs"] = rows["reference_log_probs"] = rows_like(groups, lambda n: np.full(n, -4.0))
-    subject = Subject(SmallModel.random(6), clip_and_kl(), TEMPERATURE, recompute=recompute)
+    subject = Subject(SmallModel.random(6, num_layers=1), clip_and_kl(), TEMPERATURE, recompute=recompute)
     return subject.updater(groups, RATE, **rows), subject.gradients
 
 
@@ -88,7 +88,7 @@ def test_updates(chosen, family_update, halves, recompute):
 
 
 def generated():
-    subject = engine_subject.Subject.random()
+    subject = engine_subject.Subject.random(num_layers=1)
     return by_sample(subject.engine(4, bucket=32).generate(subject.prompts, 2, engine_subject.STEP))
 
 

@@ -5,6 +5,7 @@ import pytest
 from engine_subject import BUCKET, FILTERS, LENGTHS, SEED, STEP, STOP, TEMPERATURE, Subject
 from oracle_routing import SPARSE, chosen
 from scripted_partner import ScriptedPartner
+from slow_cases import few_of
 from small_model import SmallModel
 
 from mindrlhf.backend.native.operators import open_operators
@@ -72,7 +73,7 @@ def test_routing_of_conversations(subject, plain):
     assert any(not rollout.sampled[-1] for group in groups for rollout in group.rollouts)
 
 
-@pytest.mark.parametrize("share", [1, 3])
+@pytest.mark.parametrize("share", few_of([3], [1]))
 def test_routing_of_answers_in_parts(subject, share):
     """Each token has that of its part; those of one set of weights are the whole's, in conversations too."""
     limit = subject.engine(slots=4).sampling.max_new_tokens

@@ -91,6 +91,7 @@ def test_a_wrong_option_is_refused(tmp_path, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_ranks_on_the_cpu(tmp_path):
     jobs.write_yamls(tmp_path, 300, layers=1)
     layouts = (*jobs.layout("train", "tp2"), *jobs.layout("infer", "dp2"))

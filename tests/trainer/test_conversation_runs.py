@@ -100,6 +100,7 @@ def test_a_run_with_an_environment(first):
         assert row["val-aux/arithmetic/response_length/mean"] > 3
 
 
+@pytest.mark.slow
 def test_greedy_conversations_begin_as_the_others(tmp_path, monkeypatch):
     """An environment's first text stands at the end of the question, which groups no longer have."""
     task = jobs.make_task(tmp_path, layers=1, template="chat")

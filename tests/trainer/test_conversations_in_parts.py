@@ -99,7 +99,7 @@ SETTINGS = (
 IN_PARTS = ("trainer.staleness=2", f"rollout.tokens_per_step={QUOTA}")
 
 
-@pytest.fixture(scope="module", params=["tool", "environment"])
+@pytest.fixture(scope="module", params=few_of(["environment"], ["tool"]))
 def partner(request) -> str:
     return request.param
 
@@ -218,8 +218,8 @@ def turn_ended(tokenizer, one) -> bool:
     return one.finish_reason != "length" or any(stop in text for stop in ("e", "3", "a", "1"))
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
-@pytest.mark.parametrize("partner", few_of(["environment"], ["tool"]), indirect=True, scope="module")
 def test_ranks_apart_hold_the_same_conversations(command, whole, tmp_path):
     jobs.train_apart(command(tmp_path, *IN_PARTS, **divided(1, 1)), 2, timeout=400)
     assert_same(jobs.Run(tmp_path), whole)

@@ -52,6 +52,7 @@ def test_other_slots_and_swapped_weights_give_the_same_run(task, whole, tmp_path
         np.testing.assert_array_equal(run.weights[name], weight, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_one_that_went_through(task, whole, tmp_path):
     """And other slots, and weights that are swapped, change nothing."""
     for steps in (2, STEPS):

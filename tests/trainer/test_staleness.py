@@ -154,6 +154,7 @@ def assert_same(run: jobs.Run, whole: jobs.Run) -> None:
     assert_same_weights(run, whole)
 
 
+@pytest.mark.slow
 def test_the_long_run_is_worth_comparing(whole):
     rows = whole.kept_metrics[1:]
     assert [row["sample/staleness_max"] >= min(step, 2) for step, row in enumerate(rows)] == [True] * STEPS
@@ -165,6 +166,7 @@ def test_the_long_run_is_worth_comparing(whole):
 KILLED = (("save", 2), ("generate", 4))  # others: the cases of `test_killed_anywhere`
 
 
+@pytest.mark.slow
 def test_killed_in_each_phase(task, whole, tmp_path):
     rng = random.Random(str(KILLED))
     for phase, step in KILLED:
@@ -181,6 +183,7 @@ def test_killed_anywhere(task, whole, tmp_path, case):
     assert_same(jobs.Run(tmp_path / "run"), whole)
 
 
+@pytest.mark.slow
 def test_a_smaller_staleness_trains_first_on_what_was_drawn(task, whole, tmp_path):
     """Nothing that a checkpoint holds is lost when the schedule changes."""
     three = f"{whole.folder}/ckpt/step_000003"

@@ -179,6 +179,7 @@ def test_updates_are_those_of_a_tower_in_the_graph(frozen, known_and_not):
         np.testing.assert_allclose(gradients[name], expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=name)
 
 
+@pytest.mark.slow
 def test_known_rows_change_no_bit_of_answers(frozen, tower, mirrored):
     """Two prompts have the same ids; an engine of two slots prefills the prompts one after the other."""
     shown = [(ids, tuple(pictures)) for ids, pictures in frozen.sequences]

@@ -152,6 +152,7 @@ class Prefill(nn.Cell):
         return self.decoder.prefill(ids, positions, *further)
 
 
+@pytest.mark.slow
 def test_prompts_with_images_have_the_same_keys_alone_and_beside_others(least):
     """Prefilling sees as training does: its keys depend on the prompt's own images alone."""
     decoder, _ = least.build()
@@ -180,6 +181,7 @@ def test_prompts_with_images_have_the_same_keys_alone_and_beside_others(least):
     assert max(np.abs(a - b).max() for a, b in zip(keys([other])[0], alone[0], strict=True)) > 1e-2
 
 
+@pytest.mark.slow
 def test_text_alone_gives_the_tower_no_gradient_and_is_an_update(least):
     subject = Subject(least, NEGATIVE_LOG_LIKELIHOOD)
     groups = [SequenceGroup(sequence([], 4), (sequence([], 5),))]
