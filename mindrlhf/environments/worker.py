@@ -156,7 +156,7 @@ class _Children:
         end_all_children(EXIT_S)
 
     def _remove(self) -> None:
-        """Remove the folders of ended conversations, but for those that are as they were made.
+        """Remove the folders of ended conversations, or keep those that are as made.
 
         Another process does so, because there may be much in them.
         """

@@ -34,6 +34,7 @@ def test_mindformers_agrees_with_float64_and_ours(trial):
         assert sum(one.part.startswith(whose) for one in findings) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "failed"),
     [

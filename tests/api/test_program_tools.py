@@ -58,6 +58,7 @@ def script(model, tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_a_script_s_own_environment(script, tmp_path):
     path = script("environment_factory=Counter", 'if __name__ == "__main__":\n    train()\n')
     run = jobs.start([], script=path, cwd=tmp_path)

@@ -120,6 +120,7 @@ def started(tmp_path, root):
 NETS = {"a": {}, "b": {"factor": 3.0}, "c": {"value": 7.0}}
 
 
+@pytest.mark.slow
 def test_other_processes_find_their_graphs(started, capsys):
     """In another order, with other numbers in the parameters, without a main script, and after a file was damaged."""
     expected = {name: str(Net(**change)(Tensor(X)).asnumpy().tolist()) for name, change in NETS.items()}

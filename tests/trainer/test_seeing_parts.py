@@ -34,13 +34,10 @@ def tuning(seeing, output, *settings):
     return ["sft", *flags, "--save_ckpt_dir", output / "ckpt", "--enable_compile_cache", "True", *small, *settings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "freeze",
-    [
-        ("vision", "merger"),
-        pytest.param(("text",), marks=pytest.mark.slow),
-        pytest.param(("vision", "text"), marks=pytest.mark.slow),
-    ],
+    [("vision", "merger"), ("text",), ("vision", "text")],
     ids="-".join,
 )
 def test_frozen_parts_stay_and_the_run_is_resumed(seeing, tmp_path, freeze, capfd):

@@ -127,6 +127,7 @@ def test_rows_that_blocks_do_not_fill_are_float16(tmp_path, tokenizer):
     assert (found["blk.0.ffn_down.weight"], found["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
 
 
+@pytest.mark.slow
 def test_qwens_tokenizer_comes_back(shared, tmp_path):
     own = Tokenizer.from_path(shared / "data" / "qwen2_5_tokenizer" / "vocab.json")
     config = small_config(vocab_size=151_936, hidden_size=8, num_layers=1)
