@@ -11,6 +11,7 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -27,14 +28,21 @@ void pause(int i) {
   }
 }
 
+// Returns the number of threads that this process may use. OpenMP's own number is that of the calling thread, and MindSpore
+// sets it to 1 in the thread that runs the operators of a process started by msrun.
+int usable_threads() {
+  const char *given = std::getenv("OMP_NUM_THREADS");
+  const int number = given ? std::atoi(given) : 0;
+  return number > 0 ? number : omp_get_num_procs();
+}
+
 // Threads that share the pieces of an operator with the calling thread. The next operator follows within microseconds.
 // OpenMP threads fall asleep in this time, and waking a thread takes longer than many pieces; threads of this team poll for
 // work for a while before they sleep. The caller never waits for a thread that has not begun.
 class ThreadTeam {
  public:
   static ThreadTeam &get() {
-    static ThreadTeam *team =
-        new ThreadTeam(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads run until the process ends
+    static ThreadTeam *team = new ThreadTeam(usable_threads() - 1);  // never deleted: threads run until the process ends
     return *team;
   }
 
