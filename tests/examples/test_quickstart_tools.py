@@ -51,6 +51,7 @@ def is_hard(row) -> bool:
     return max(map(int, re.findall(r"\d+", row["question"]))) > calculator.EASY
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_with_the_calculator(tuned, tmp_path, capsys, monkeypatch):
     task, model = tuned
     monkeypatch.setenv("COLUMNS", "100")

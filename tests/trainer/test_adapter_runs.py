@@ -157,6 +157,7 @@ def assert_same_when_killed(argv, whole, folder, *settings):
         assert (folder / "run" / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_is_the_same_run(argv, whole, tmp_path):
     assert_same_when_killed(argv, whole, tmp_path)
 

@@ -79,6 +79,7 @@ def noting(batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
 def test_updates_do_not_wait_for_the_answers_of_the_next_step(task, tmp_path):
     file = tmp_path / "meeting.py"

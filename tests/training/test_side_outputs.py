@@ -87,8 +87,9 @@ def on_rank(world, layout: dict, recompute: bool) -> tuple:
         return Subject(world, layout, recompute).results()
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
-@pytest.mark.parametrize(("layout", "recompute"), few_of([(STAGES, True)], [(STAGES, False), (SHARDS, True)]))
+@pytest.mark.parametrize(("layout", "recompute"), [(STAGES, True), (STAGES, False), (SHARDS, True)])
 def test_pipelines_and_shards_give_the_same(plain, layout, recompute):
     loss, terms, sides, gradients = plain.results()
     assert LAYERS == 3

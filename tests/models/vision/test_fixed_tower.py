@@ -157,6 +157,7 @@ def known_and_not(frozen, tower):
     return found
 
 
+@pytest.mark.slow
 def test_known_rows_change_no_bit_of_scores_and_updates(frozen, known_and_not):
     """And they are the stored ones."""
     (update, scores, gradients), (other, other_scores, other_gradients) = known_and_not
