@@ -34,11 +34,13 @@ class Level:
 _V3 = frozenset(["avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 _BFLOAT16 = _V4 | frozenset(["avx512_bf16", "avx512_vnni"])
+# Without a processor's name, compilers use half of each of AVX-512's registers.
+_WIDE = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 # Machine, as `platform` calls it -> its levels, the best first.
 LEVELS = {
     "x86_64": (
-        Level("x86-64-v4-bfloat16", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"), _BFLOAT16),
-        Level("x86-64-v4", ("-march=x86-64-v4",), _V4),
+        Level("x86-64-v4-bfloat16", (*_WIDE, "-mavx512bf16", "-mavx512vnni"), _BFLOAT16),
+        Level("x86-64-v4", _WIDE, _V4),
         Level("x86-64-v3", ("-march=x86-64-v3",), _V3),
     ),
     "aarch64": (Level("armv8-a", ("-march=armv8-a",), frozenset()),),
