@@ -52,7 +52,8 @@ def main() -> None:
     control = socket.socket(fileno=setup["control"])
     environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
     shown = _open_images(setup["images"])
-    gc.freeze()  # children share these pages; what is done here takes none of them from it
+    gc.freeze()  # children share these pages
+    # Each of them would copy the pages that it touches to find this out by itself.
     _limit(resource.RLIMIT_CORE, 0)
     address_space = _address_space() + setup["memory_mb"] * MIB
     own = _Children(setup["files"])
@@ -116,11 +117,12 @@ class _Children:
         Returns the number of its process, 0 inside of it, and -1 without processes to spare.
         """
         try:
-            folder = self._unused.pop() if self._unused else self._made_folder(number)
+            if not self._unused:
+                self._unused.append(self._made_folder(number))
             child = os.fork()
         except OSError:  # the other side finds its descriptor closed
             return -1
-        self._folders[number] = folder
+        self._folders[number] = self._unused.pop()
         if child:
             with suppress(OSError):  # it has ended
                 os.setpgid(child, child)
@@ -162,7 +164,7 @@ class _Children:
         """
         full = []
         for folder in self._doomed:
-            (self._unused if self._is_as_made(folder) else full).append(folder)
+            (self._unused if _is_as_made(folder) else full).append(folder)
         self._doomed = full
         with suppress(OSError):  # without processes to spare, it is tried again
             if full and (child := os.fork()) == 0:
@@ -179,12 +181,6 @@ class _Children:
         folder = os.path.join(self._files, str(number))
         os.mkdir(folder, FOLDER_MODE)
         return folder
-
-    def _is_as_made(self, folder: str) -> bool:
-        try:
-            return stat.S_IMODE(os.lstat(folder).st_mode) == FOLDER_MODE and not os.listdir(folder)
-        except OSError:
-            return False
 
 
 def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dict[str, Environment], dict[str, Any]]:
@@ -326,6 +322,14 @@ class _Conversation:
         if not isinstance(text, str | None):
             raise TypeError(f"{what} returned {type(text).__name__}, and not text")
         return text and shortened(text, self._most).encode("utf-8", "replace").decode()
+
+
+def _is_as_made(folder: str) -> bool:
+    """Test for an empty folder with the mode that it was made with."""
+    try:
+        return stat.S_IMODE(os.lstat(folder).st_mode) == FOLDER_MODE and not os.listdir(folder)
+    except OSError:
+        return False
 
 
 def _address_space() -> int:

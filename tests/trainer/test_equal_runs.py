@@ -118,9 +118,8 @@ def test_a_replay_with_tokens_that_were_not_sampled(task, first, tmp_path):
     assert one.column("actor/loss").tolist() != first.column("actor/loss").tolist()
 
 
-@pytest.mark.slow
 @pytest.mark.msrun
-@pytest.mark.parametrize("layouts", [SHARED, TWO_RANKS], ids=["shared", "whole"])
+@pytest.mark.parametrize("layouts", [SHARED, pytest.param(TWO_RANKS, marks=pytest.mark.slow)], ids=["shared", "whole"])
 def test_two_workers_equal_one(task, first, tmp_path, layouts):
     """Whether they share weights, gradients and moments, or each has them whole."""
     assert_close(train(task, tmp_path, *layouts, workers=2), first)
