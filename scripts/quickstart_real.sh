@@ -40,9 +40,8 @@ before=$accuracy
 
 if [[ -z $steps ]]; then
     step "Steps for $minutes minutes"
-    # Answers become shorter within the first steps, to half of the longest, and some problems are drawn in vain: together
-    # that takes the time of this length.
-    mindrlhf plan "${job[@]}" --json rollout.max_new_tokens=64 >"$out/plan.json" 2>"$out/plan.log"
+    # Answers become shorter within the first steps, to half of the longest.
+    mindrlhf plan "${job[@]}" --json rollout.max_new_tokens=48 >"$out/plan.json" 2>"$out/plan.log"
     steps=$(python scripts/steps_in.py "$out/plan.json" "$minutes")
     echo "$steps steps of about $((minutes * 60 / steps)) s"
 fi
