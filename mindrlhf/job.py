@@ -34,28 +34,32 @@ NOT_FLAGS = ("overrides", "from_verl", "settings")  # the settings contain these
 class Job:
     """Run with checked settings; MindSpore has not been touched yet.
 
-    train, infer: model YAMLs of the graphs that train and generate; fine-tuning has one for both. roles: the models of
-    the roles that the run has, by their names (`model_roles.Role.names`).
+    yamls: model YAMLs by the names of layouts in `model_roles.Role`; fine-tuning has one for both. roles: the models
+    of the roles that the run has, by their names (`model_roles.Role.names`).
     """
 
     flags: TrainFlags | SFTFlags
     config: GRPOSettings | SFTSettings
-    train: ModelYaml
-    infer: ModelYaml
+    yamls: Mapping[str, ModelYaml]
     roles: Mapping[str, RoleModel]
     tokenizer: Tokenizer
     output: Path
     objects: Objects = NO_OBJECTS
 
     @property
-    def yamls(self) -> dict[str, ModelYaml]:
-        """Model YAMLs by the names of layouts in `model_roles.Role`."""
-        return {"train": self.train, "infer": self.infer}
+    def train(self) -> ModelYaml:
+        """Model YAML of the graphs that train."""
+        return self.yamls["train"]
+
+    @property
+    def infer(self) -> ModelYaml:
+        """Model YAML of the graphs that generate."""
+        return self.yamls["infer"]
 
     @property
     def workers(self) -> int:
-        """Number of ranks of both layouts together."""
-        return len({*self.train.ranks, *self.infer.ranks})
+        """Number of ranks of all layouts together."""
+        return len({rank for yaml in self.yamls.values() for rank in yaml.ranks})
 
     @property
     def splits(self) -> bool:
@@ -76,8 +80,7 @@ class Job:
         flags = {name: value for name, value in vars(self.flags).items() if name not in NOT_FLAGS}
         return {
             self.config.kind: self.config.model_dump(mode="json"),
-            "train_yaml": self.train.model_dump(mode="json", exclude={"unused"}),
-            "infer_yaml": self.infer.model_dump(mode="json", exclude={"unused"}),
+            **{f"{name}_yaml": yaml.model_dump(mode="json", exclude={"unused"}) for name, yaml in self.yamls.items()},
             "model": self.model.model_dump(mode="json"),
             "parameters": parameter_count(self.model),
             "flags": {name: str(value) for name, value in flags.items() if value is not None},

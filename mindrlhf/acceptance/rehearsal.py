@@ -15,8 +15,8 @@ from mindrlhf.backend.comm.alone import AloneCollectives
 from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.images import ImageSettings
 from mindrlhf.configs.vision import SHARED_SIZES, VisionConfig
-from mindrlhf.memory.estimate import Work
 from mindrlhf.memory.pictures import Pictures
+from mindrlhf.memory.work import Work
 from mindrlhf.model_roles import GENERATOR, POLICY
 from mindrlhf.models.vision.fixed_tower import open_known_rows
 from mindrlhf.phases import CACHE
@@ -40,10 +40,9 @@ def rehearse(work: Work, world: World, folder: Path, stop_ids: Sequence[int]) ->
     prompts = longest_prompts(work, config.data.prompts_per_step)
     longest = len(prompts[0].token_ids)
     positions = longest_position(longest, config.rollout.max_new_tokens, config.train.length_bucket)
-    yamls = {"train": work.train, "infer": work.infer}
     known = open_known_rows(work.model, config.train.tower_cache_gb)
     collectives = AloneCollectives(world)
-    parts = open_parts(config, yamls, work.roles, collectives, positions, None, residency, known, zeros=True)
+    parts = open_parts(config, work.yamls, work.roles, collectives, positions, None, residency, known, zeros=True)
     parts.register(residency)
     if generator := parts.get(GENERATOR.name):
         engines = open_engines(config, generator, longest, stop_ids, str)

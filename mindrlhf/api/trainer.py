@@ -32,7 +32,7 @@ from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.trl.names import with_trl_names
 from mindrlhf.migration.trl.translation import RunSizes, nested
 from mindrlhf.run.stop_signals import StopSignals
-from mindrlhf.trainer.check import read_train_yaml, split_overrides
+from mindrlhf.trainer.model_yamls import read_train_yaml, split_overrides
 from mindrlhf.trainer.start import Steps
 from mindrlhf.user_functions import loading
 

@@ -13,7 +13,8 @@ from mindrlhf.commands import train
 from mindrlhf.commands.memory_plan import add_length_arguments, read_work
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.estimate import rank_plan
+from mindrlhf.memory.work import Work
 from mindrlhf.model_roles import POLICY
 
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         "device": device.name,
         "graphs": graphs,
         "seconds": round(time.perf_counter() - start, 1),
-        "planned_bytes": work.rank_plan(args.rank).peak,
+        "planned_bytes": rank_plan(work, args.rank).peak,
         "process_bytes": peak_resident_bytes(),
     }
     print(json.dumps(figures), flush=True)

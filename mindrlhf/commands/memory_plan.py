@@ -32,12 +32,13 @@ from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.chip_time import SHARES, chip_seconds
 from mindrlhf.memory.division import compare_divisions
 from mindrlhf.memory.division_table import division_lines, exchange_line
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.estimate import rank_plans
 from mindrlhf.memory.exchange import exchanged
 from mindrlhf.memory.limit import CHIPS, find_chip, memory_limit
 from mindrlhf.memory.pictures import NO_PICTURES, Lengths, Pictures
 from mindrlhf.memory.remedies import remedies
 from mindrlhf.memory.step_time import forecast, measured_rates, run_rates, time_line
+from mindrlhf.memory.work import Work
 from mindrlhf.metrics.console import short_number
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.model_roles import role_of
@@ -111,7 +112,7 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     samples = config.rollout.num_generations
     response = config.rollout.max_new_tokens
     flops = operations(work)
-    ranks = work.rank_plans()
+    ranks = rank_plans(work)
     fits = max(rank.peak for rank in ranks) <= limit
     return {
         "parameters": parameter_count(work.model),
@@ -209,10 +210,10 @@ def read_work(
     objects: the calling program's. prompt_tokens: length of the longest prompt, instead of the dataset's. image_tokens:
     of its one image, likewise.
     """
-    flags, config, *yamls = read_settings(flags)
+    flags, config, yamls = read_settings(flags)
     flags = local_models(flags, weights=False)
     checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
-    model = read_model(flags, config, *yamls, planned_workers(*yamls))
+    model = read_model(flags, config, yamls, planned_workers(yamls["train"], yamls["infer"]))
     if not flags.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1}), objects.functions):
             pass  # opening it checks that the functions exist and take their arguments
@@ -221,7 +222,7 @@ def read_work(
     vision = model.vision
     named = flags.mind_dataset_dir
     if named or config.data.val_dataset:
-        check_seeing(model, checkpoint or yamls[0].path)
+        check_seeing(model, checkpoint or yamls["train"].path)
     rows = read_problems(named, *reading, split="train", vision=vision) if named else []
     if prompt_tokens is not None:
         prompt = prompt_tokens
@@ -230,20 +231,20 @@ def read_work(
         prompt = _longest(rows)
         source = str(flags.mind_dataset_dir)
     else:
-        positions = [model.max_position_embeddings, *(yaml.model.seq_length for yaml in yamls)]
+        positions = [model.max_position_embeddings, *(yaml.model.seq_length for yaml in yamls.values())]
         prompt = min(filter(None, positions)) - config.rollout.max_new_tokens
         source = "what seq_length leaves; else --prompt_tokens"
     if prompt < 1:
         found = f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, which leaves no room for a prompt"
         raise UserError(f"{found}; lower it, or raise seq_length.")
-    for yaml in yamls:
+    for yaml in yamls.values():
         check_lengths(config, yaml, model, prompt)
     problems = read_problems(config.data.val_dataset, *reading, vision=vision) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
     steps = total_steps(config, len(rows)) if rows or config.trainer.total_steps else None
     pictures, shown = read_pictures(model, rows, prompt, image_tokens, source)
     lengths = Lengths(prompt, len(problems), _longest(problems), pictures, Pictures.of(problems, vision))
-    work = Work.of(config, read_roles(flags, config, model, weights=False), *yamls, lengths)
+    work = Work.of(config, read_roles(flags, config, model, weights=False), yamls, lengths)
     return work, (source, shown), steps
 
 

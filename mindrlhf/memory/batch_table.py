@@ -1,7 +1,7 @@
 """Batch arithmetic of a run: prompts x samples -> updates x micro-batches."""
 
 from mindrlhf.files.text import aligned
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.work import Work
 
 
 def batch_table(work: Work) -> str:

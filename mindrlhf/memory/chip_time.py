@@ -7,8 +7,8 @@ has the list of what is not. No share was measured: nothing has been run on a de
 from mindrlhf.backend.device import Chip
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.memory.activations import ITEMSIZE
-from mindrlhf.memory.estimate import Work
 from mindrlhf.memory.step_time import Rates, step_seconds
+from mindrlhf.memory.work import Work
 
 PRODUCTS, MEMORY, LINKS = SHARES = (0.4, 0.6, 0.5)  # assumed shares of a chip's figures
 FLOAT32 = 0.25  # rate of float32 products, as a share of bfloat16's

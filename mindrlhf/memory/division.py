@@ -7,9 +7,9 @@ from typing import Any
 from mindrlhf.configs.placement import COLOCATED, GENERATOR_FLAG, SPLIT, TRAINER_FLAG, Division, divided_anew
 from mindrlhf.configs.validate import check_batch, check_dynamic_sampling, check_layout
 from mindrlhf.errors import UserError
-from mindrlhf.memory.estimate import Work
 from mindrlhf.memory.remedies import largest_peak
 from mindrlhf.memory.step_time import idle_shares, length_of_step, side_seconds
+from mindrlhf.memory.work import Work
 
 Forecast = Callable[[Work], Mapping[str, float]]
 """Forecast of a job's seconds by phase."""
@@ -116,7 +116,7 @@ def divided(work: Work, division: Division, placement: str = SPLIT) -> Work | No
         check_dynamic_sampling(config, infer)
         trainer = config.trainer.model_copy(update={"placement": placement})
         config = config.model_copy(update={"trainer": trainer})
-        return Work.of(config, work.roles, train, infer, work.lengths)
+        return Work.of(config, work.roles, {"train": train, "infer": infer}, work.lengths)
     except UserError:
         return None
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mindrlhf.configs.vision import CHANNELS
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.work import Work
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.reshard.plan import Plan
 from mindrlhf.token_arrays import TOKEN_ARRAYS

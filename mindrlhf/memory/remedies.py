@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindrlhf.configs.model_yaml import RecomputeSettings
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.estimate import rank_plans
+from mindrlhf.memory.work import Work
 
 RECOMPUTE = "train_yaml.recompute_config.recompute"
 
@@ -20,7 +21,7 @@ class Remedy:
 
 def largest_peak(work: Work) -> int:
     """Compute the peak bytes of the rank that needs the most."""
-    return max(plan.peak for plan in work.rank_plans())
+    return max(plan.peak for plan in rank_plans(work))
 
 
 def remedies(work: Work) -> list[Remedy]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.memory.activations import ITEMSIZE
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.work import Work
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.metrics.flops import forward_flops, phase_flops
 from mindrlhf.metrics.tower_flops import tower_flops

@@ -1,14 +1,12 @@
 """Checking of flags and settings into a job, before MindSpore is imported."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
-from mindrlhf.backend import default_device
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.local import local_model, local_models
@@ -17,10 +15,9 @@ from mindrlhf.checkpoint.weights import checkpoint_config, hf_folder
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_defaults import LayoutName, model_yaml_of_other_role, open_model_yaml
 from mindrlhf.configs.model_names import SHAPE_FIELDS
-from mindrlhf.configs.model_settings import GROUP, differences
-from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, rounds_rollouts
+from mindrlhf.configs.model_settings import differences
+from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
 from mindrlhf.configs.placement import SPLIT, Division, placed
 from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
@@ -37,7 +34,7 @@ from mindrlhf.configs.vision_settings import tower_shape
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
-from mindrlhf.flags import LayoutFlags, SFTFlags, TrainFlags
+from mindrlhf.flags import SFTFlags, TrainFlags
 from mindrlhf.job import NO_OBJECTS, Job, Objects
 from mindrlhf.judging.checkpoint import open_scoring_model
 from mindrlhf.metrics.trackers import check_installed
@@ -48,32 +45,16 @@ from mindrlhf.migration.verl.translation import translate
 from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, Role, RoleModel, role_of
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
+from mindrlhf.trainer.model_yamls import read_model_yamls, read_train_yaml, split_overrides
 
 _log = logging.getLogger(__name__)
 
 Run = TypeVar("Run", GRPOSettings, SFTSettings)
 
-NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
-
-# Role -> flag -> the key of its model YAML that the flag sets.
-YAML_FLAGS = {
-    "train": {
-        "device_target": "context.device_target",
-        "data_parallel": "parallel_config.data_parallel",
-        "tensor_parallel": "parallel_config.model_parallel",
-        "pipeline_parallel": "parallel_config.pipeline_stage",
-        "sequence_parallel": "parallel_config.use_seq_parallel",
-    },
-    "infer": {
-        "device_target": "context.device_target",
-        "infer_tensor_parallel": "parallel_config.model_parallel",
-    },
-}
-
 
 def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
     """Read and check all settings; they may name `objects`. Raises UserError."""
-    flags, config, train, infer = read_settings(flags)
+    flags, config, yamls = read_settings(flags)
     check_installed(config.trainer.loggers)
     flags = local_models(flags)
     workers = started_workers()
@@ -85,15 +66,15 @@ def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
         raise UserError("--replay generates nothing, and trainer.placement is split; set it to colocated.")
     if not flags.replay and not flags.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
-    model = read_model(flags, config, train, infer, workers)
+    model = read_model(flags, config, yamls, workers)
     roles = read_roles(flags, config, model)
-    check_seeing(model, roles[POLICY.name].path or train.path)
+    check_seeing(model, roles[POLICY.name].path or yamls["train"].path)
     tokenizer = open_tokenizer(flags, roles[POLICY.name].path)
     for role in map(role_of, roles):
         if role.setting:
             check_same_tokens(role, roles[role.name].path, tokenizer)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir, flags.save_data_file)
-    return Job(flags, config, train, infer, roles, tokenizer, output, objects)
+    return Job(flags, config, yamls, roles, tokenizer, output, objects)
 
 
 def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
@@ -112,16 +93,16 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     tokenizer = open_tokenizer(flags, checkpoint)
     output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir)
     roles = dict.fromkeys((POLICY.name, GENERATOR.name), RoleModel(checkpoint, model))
-    return Job(flags, config, yaml, yaml.generating, roles, tokenizer, output, objects)
+    yamls = {"train": yaml, "infer": yaml.generating}
+    return Job(flags, config, yamls, roles, tokenizer, output, objects)
 
 
-def read_model(
-    flags: TrainFlags, config: GRPOSettings, train: ModelYaml, infer: ModelYaml, workers: int
-) -> ModelConfig:
+def read_model(flags: TrainFlags, config: GRPOSettings, yamls: Mapping[str, ModelYaml], workers: int) -> ModelConfig:
     """Read the model that is trained, with adapters, and check the settings with it.
 
     workers: processes that were started, or that the YAMLs ask for. Raises UserError.
     """
+    train, infer = yamls["train"], yamls["infer"]
     infer_path = flags.load_sft_checkpoint_infer
     path = flags.load_sft_checkpoint_train or infer_path
     hf = checkpoint_config(path, seeing=True)
@@ -217,8 +198,8 @@ def check_same_tokens(role: Role, path: str, tokenizer: Tokenizer) -> None:
             raise UserError(f"{role.setting}: {path}: {found}; give a {role.title} with the policy's tokenizer.")
 
 
-def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYaml, ModelYaml]:
-    """Read flags, `--from-verl`, the run's settings, and both model YAMLs. Raises UserError."""
+def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, dict[str, ModelYaml]]:
+    """Read flags, `--from-verl`, the run's settings, and the model YAMLs by layout. Raises UserError."""
     given = list(flags.overrides)
     if flags.from_verl is not None:
         flags, given = from_verl(flags, given)
@@ -249,7 +230,7 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
                 generated_in(infer, config.rollout.weights),
                 train.model.compute_dtype,
             )
-    return flags, with_resume(config, flags.resume_training), train, infer
+    return flags, with_resume(config, flags.resume_training), {"train": train, "infer": infer}
 
 
 def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "train") -> Mapping[str, Any]:
@@ -263,66 +244,6 @@ def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "trai
 def generated_in(infer: ModelYaml, weights: str) -> str:
     """Describe the dtype of generation in a message."""
     return f"rollout.weights {weights}" if weights != "train" else f"generation in {infer.model.compute_dtype}"
-
-
-def read_model_yamls(
-    flags: TrainFlags, overrides: Mapping[str, Sequence[str]], beneath: Mapping[str, Sequence[str]] = NOTHING
-) -> tuple[ModelYaml, ModelYaml]:
-    """Read the two model YAMLs, or build them from flags.
-
-    One file serves both roles. beneath: overrides that flags override. Raises UserError.
-    """
-    given = {role: [*beneath.get(f"{role}_yaml", ()), *_given(flags, role, overrides)] for role in YAML_FLAGS}
-    division = Division.of(flags)
-    if flags.sft_path_infer and not flags.sft_path_train:
-        infer = load_model_yaml(flags.sft_path_infer, given["infer"])
-        train = model_yaml_of_other_role("train", infer, given["infer"], given["train"], division.trainers)
-        return division.fitted(_with_dtype(train), _with_dtype(infer))
-    checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
-    train = read_train_yaml(flags, checkpoint, overrides, beneath, division.trainers)
-    if flags.sft_path_train and not flags.sft_path_infer:
-        infer = model_yaml_of_other_role("infer", train, given["train"], given["infer"], division.generators)
-    else:
-        place = train.context.device_target, division.generators or train.parallel.workers
-        tensor = train.parallel.model_parallel
-        infer = open_model_yaml("infer", flags.sft_path_infer, *place, tensor, overrides=given["infer"])
-    return division.fitted(train, _with_dtype(infer))
-
-
-def read_train_yaml(
-    flags: LayoutFlags,
-    checkpoint: str | None,
-    overrides: Mapping[str, Sequence[str]],
-    beneath: Mapping[str, Sequence[str]] = NOTHING,
-    workers: int | None = None,
-) -> ModelYaml:
-    """Read the training graph's model YAML, or build it from flags.
-
-    checkpoint: gives the model's shape if there is no YAML. beneath: overrides that flags override. workers: ranks that
-    train, by default all that were started. Raises UserError.
-    """
-    if flags.sft_path_train is None and checkpoint is None:
-        right = "name a folder or a hub's id with --load_sft_checkpoint_train, or a YAML with --sft_path_train"
-        raise UserError(f"no model is given; {right}.")
-    device = flags.device_target or default_device()
-    given = [*beneath.get("train_yaml", ()), *_given(flags, "train", overrides)]
-    workers = workers or started_workers()
-    return _with_dtype(open_model_yaml("train", flags.sft_path_train, device, workers, overrides=given))
-
-
-def _with_dtype(yaml: ModelYaml) -> ModelYaml:
-    """Choose a YAML's dtype of matrix products for this device. Raises UserError."""
-    try:
-        dtype = yaml.context.device.product_dtype(yaml.model.compute_dtype)
-    except UserError as error:
-        raise UserError(f"{yaml.path}: {GROUP}.compute_dtype is {yaml.model.compute_dtype}, and {error}.") from None
-    return yaml.model_copy(update={"model": yaml.model.model_copy(update={"compute_dtype": dtype})})
-
-
-def _given(flags: LayoutFlags, role: LayoutName, overrides: Mapping[str, Sequence[str]]) -> list[str]:
-    """List the overrides of a model YAML: from flags, then given ones."""
-    values = {key: getattr(flags, flag) for flag, key in YAML_FLAGS[role].items()}
-    return [*(f"{key}={value}" for key, value in values.items() if value is not None), *overrides[f"{role}_yaml"]]
 
 
 def from_verl(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list[str]]:
@@ -382,17 +303,3 @@ def check_same_architecture(path: str | None, model: ModelConfig, what: str, fla
     if found := differences(theirs, ours, "the model that is trained"):
         right = f"give --{flag} a checkpoint of the same architecture"
         raise UserError(f"{path}: the {what} is another model: {found}; {right}.")
-
-
-def split_overrides(
-    overrides: Sequence[str], yamls: Sequence[str] = ("train_yaml", "infer_yaml")
-) -> dict[str, list[str]]:
-    """Split overrides by prefix: `train_yaml.`, `infer_yaml.`, or none for the run's settings."""
-    split: dict[str, list[str]] = {name: [] for name in ("", *yamls)}
-    for override in overrides:
-        prefix, _, rest = override.partition(".")
-        if prefix in yamls:
-            split[prefix].append(rest)
-        else:
-            split[""].append(override)
-    return split

@@ -30,10 +30,11 @@ from mindrlhf.files.settings_file import versions
 from mindrlhf.files.text import folded
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.estimate import rank_plans
 from mindrlhf.memory.limit import free_memory, memory_limit
 from mindrlhf.memory.pictures import Lengths, Pictures
 from mindrlhf.memory.step_time import Rates, forecast, length_of_step, run_rates, time_line
+from mindrlhf.memory.work import Work
 from mindrlhf.model_roles import EXPORTED, RoleModel
 from mindrlhf.models.adapters import trained_lines
 from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
@@ -74,7 +75,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     world = collectives.world
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     lengths = Lengths(longest, pictures=Pictures.of(prompts, job.model.vision))
-    work = Work.of(job.config, job.roles, job.train, job.infer, lengths) if prompts else None
+    work = Work.of(job.config, job.roles, job.yamls, lengths) if prompts else None
     if work and collectives.is_first:
         print(folded(batch_table(work), 4), flush=True)
     answered = roll_call(collectives, world.abort, job.config.trainer.rank_timeout_s)
@@ -157,7 +158,7 @@ def devices(target: str, ranks: Sequence[RankResources], dtype: str) -> str:
 
 def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:
     """Compare the largest planned peak with the memory of the device or host."""
-    fullest = max(work.rank_plans(), key=lambda plan: plan.peak)
+    fullest = max(rank_plans(work), key=lambda plan: plan.peak)
     processes = Counter(rank.host for rank in ranks)
     limit = min(rank.memory // processes[rank.host] for rank in ranks)
     if not work.train.context.device.in_host_memory:

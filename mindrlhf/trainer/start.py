@@ -33,11 +33,11 @@ def save_both_strategies(flags: TrainFlags) -> None:
     """Write MindSpore's strategy files of both layouts, for `--only_save_strategy True`."""
     if not is_first_process():
         return
-    flags, _, *yamls = read_settings(flags)
+    flags, _, yamls = read_settings(flags)
     flags = local_models(flags, weights=False)
     hf = checkpoint_config(flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer, seeing=True)
     output = flags.output_dir or flags.save_ckpt_dir.parent
-    for role, yaml in zip(("train", "infer"), yamls, strict=True):
+    for role, yaml in yamls.items():
         layout = yaml_layout(yaml, yaml.architecture(hf))
         folder = output / "strategy" / role
         save_strategies(folder, layout)

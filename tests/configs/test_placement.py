@@ -9,7 +9,7 @@ from mindrlhf.configs.placement import Division, check_workers, planned_workers
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 from mindrlhf.parallel.mesh import Mesh
-from mindrlhf.trainer import check
+from mindrlhf.trainer import check, model_yamls
 from mindrlhf.trainer.check import read_settings
 
 
@@ -19,17 +19,18 @@ def yaml(path: str, first_rank: int = 0, **parallel: int) -> ModelYaml:
 
 def read(*overrides: str, **flags):
     given = TrainFlags(load_sft_checkpoint_train="model", device_target="CPU", overrides=overrides, **flags)
-    _, config, train, infer = read_settings(given)
+    _, config, yamls = read_settings(given)
+    train, infer = yamls.values()
     return config.trainer.placement, train.ranks, infer.ranks, Mesh.of_yaml(infer)
 
 
 def test_without_flags_both_are_on_all_ranks(monkeypatch):
-    monkeypatch.setattr(check, "started_workers", lambda: 4)
+    monkeypatch.setattr(model_yamls, "started_workers", lambda: 4)
     assert read() == ("colocated", range(4), range(4), Mesh(dp=4))
 
 
 def test_flags_divide_the_ranks(monkeypatch):
-    monkeypatch.setattr(check, "started_workers", lambda: 6)
+    monkeypatch.setattr(model_yamls, "started_workers", lambda: 6)
     placement, train, infer, mesh = read(trainer_ranks=2, generator_ranks=4, infer_tensor_parallel=2)
     assert (placement, train, infer) == ("split", range(2), range(2, 6))
     assert mesh == Mesh(dp=2, tp=2, ranks=(2, 3, 4, 5))

@@ -4,7 +4,8 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
 from mindrlhf.flags import TrainFlags
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.pictures import Lengths
+from mindrlhf.memory.work import Work
 from mindrlhf.trainer.check import read_roles
 
 MODEL = ModelConfig(
@@ -22,11 +23,11 @@ SMALL = ("data.prompts_per_step=16", "rollout.num_generations=4", "rollout.max_n
 
 def work(train=None, infer=None, settings=(), model=MODEL, lengths=None, first_rank=0) -> Work:
     """A job on the CPU with these parallel settings; first_rank: of generation."""
-    yamls = []
+    yamls = {}
     for name, given in (("train", train or {}), ("infer", infer or {})):
         parallel = ParallelSettings(**{"micro_batch_num": given.get("pipeline_stage", 1), **given})
         first = first_rank if name == "infer" else 0
         own = {"path": name, "first_rank": first, "model": ModelSettings(), "parallel": parallel}
-        yamls.append(ModelYaml(**own, context={"device_target": "CPU"}))
+        yamls[name] = ModelYaml(**own, context={"device_target": "CPU"})
     config = load_grpo_config(None, [*SMALL, *settings])
-    return Work.of(config, read_roles(TrainFlags(), config, model), *yamls, lengths or Lengths(20))
+    return Work.of(config, read_roles(TrainFlags(), config, model), yamls, lengths or Lengths(20))

@@ -7,7 +7,8 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.batch_table import batch_table
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.pictures import Lengths
+from mindrlhf.memory.work import Work
 from mindrlhf.trainer.check import read_roles
 
 MODEL = ModelConfig(
@@ -20,7 +21,8 @@ def table(config, train_ranks: int, infer_ranks: int, longest_prompt: int) -> st
         ModelYaml(path="model.yaml", parallel={"data_parallel": ranks}, context={"device_target": "CPU"})
         for ranks in (train_ranks, infer_ranks)
     )
-    return batch_table(Work.of(config, read_roles(TrainFlags(), config, MODEL), train, infer, Lengths(longest_prompt)))
+    roles = read_roles(TrainFlags(), config, MODEL)
+    return batch_table(Work.of(config, roles, {"train": train, "infer": infer}, Lengths(longest_prompt)))
 
 
 def numbers(text: str) -> dict[str, list[int]]:

@@ -8,9 +8,9 @@ from planned_job import work
 
 from mindrlhf.memory.division import Divisions, compare_divisions
 from mindrlhf.memory.division_table import division_lines
-from mindrlhf.memory.estimate import Work
 from mindrlhf.memory.remedies import largest_peak
 from mindrlhf.memory.step_time import Rates, step_seconds
+from mindrlhf.memory.work import Work
 from mindrlhf.units import GIB
 
 RATES = Rates(passes=1e9, decode=1e9, memory=float("inf"))  # nothing but products, which ranks share evenly

@@ -18,9 +18,11 @@ from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Stage, score_bytes, update_bytes, update_tables
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.estimate import rank_plan, rank_plans
+from mindrlhf.memory.pictures import Lengths
 from mindrlhf.memory.remedies import RECOMPUTE, largest_peak, remedies, with_settings
 from mindrlhf.memory.step_time import Rates, step_seconds
+from mindrlhf.memory.work import Work
 from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
@@ -33,7 +35,7 @@ from mindrlhf.units import FLOAT32, GIB
 def role_sums(job: Work) -> dict[str, int]:
     """Role -> bytes over all ranks."""
     totals: dict[str, int] = {}
-    for plan in job.rank_plans():
+    for plan in rank_plans(job):
         for role, nbytes in plan.roles.items():
             totals[role] = totals.get(role, 0) + nbytes
     return totals
@@ -161,7 +163,7 @@ def test_adapters_have_gradients_and_moments_alone_and_share_the_reference(kept)
     own = {"shared_weights": trained, "gradients": trained, "moments": 2 * trained}
     own |= {"reference": trained} if kept == "start" else {}
     assert sums == own | {"shared_base_weights": parameter_count(MODEL) * FLOAT32}
-    plain, adapted = (work(settings=settings[:1], model=one).rank_plan(0) for one in (MODEL, model))
+    plain, adapted = (rank_plan(work(settings=settings[:1], model=one), 0) for one in (MODEL, model))
     assert adapted.peak < plain.peak
     moved = work({"model_parallel": 2}, {"data_parallel": 2}, settings=settings, model=model)
     assert set(moved.layouts[0].placements) == {spec.name for spec in parameter_table(model) if spec.trains}
@@ -173,7 +175,7 @@ def test_dropout_takes_composed_layers_in_updates_alone_and_a_pass_for_old_log_p
         for dropout in (0.0, 0.1)
     )
     assert set(drops.phases) - set(plain.phases) == {"old_log_prob"}
-    before, after = (one.rank_plan(0) for one in (plain, drops))
+    before, after = (rank_plan(one, 0) for one in (plain, drops))
     assert after.activations["update_actor"] > 1.1 * before.activations["update_actor"]
     assert after.activations["gen"] == before.activations["gen"]
     assert after.roles == before.roles
@@ -184,21 +186,21 @@ def test_dropout_takes_composed_layers_in_updates_alone_and_a_pass_for_old_log_p
 
 def test_a_phase_holds_what_it_needs_and_only_with_swap():
     plain, swapped = (work(settings=(f"memory.swap={swap}", "algorithm.beta=0.1")) for swap in (False, True))
-    for phase, held in plain.rank_plan(0).phases.items():
+    for phase, held in rank_plan(plain, 0).phases.items():
         away = residency.moving_roles(False, CPU) - PHASES[phase].groups
-        assert set(held) == set(plain.rank_plan(0).roles) - away
-    plan = swapped.rank_plan(0)
+        assert set(held) == set(rank_plan(plain, 0).roles) - away
+    plan = rank_plan(swapped, 0)
     for phase, held in plan.phases.items():
         assert set(held) == PHASES[phase].groups & set(plan.roles)
     assert sum(plan.phases["ref"].values()) == plan.roles["reference"]
-    assert plan.peak < plain.rank_plan(0).peak
+    assert plan.peak < rank_plan(plain, 0).peak
 
 
 def test_moments_come_in_blocks(monkeypatch):
     import mindrlhf.memory.part_bytes as module
 
     monkeypatch.setattr(module, "BLOCK_NUMBERS", 4000)
-    plan = work(settings=("memory.swap=True",)).rank_plan(0)
+    plan = rank_plan(work(settings=("memory.swap=True",)), 0)
     largest = max(4000, max(spec.size for spec in parameter_table(MODEL)))
     assert 0 < plan.phases["update_actor"]["moments"] <= 2 * largest * FLOAT32 < plan.roles["moments"]
 
@@ -221,28 +223,28 @@ def test_moments_of_fewer_bits(layout):
 
 def test_the_critic_validation_and_remax_have_roles_of_their_own():
     ppo = work(settings=("algorithm.advantage=gae", "algorithm.updates_per_iteration=2"), lengths=Lengths(20, 10, 50))
-    plan = ppo.rank_plan(0)
+    plan = rank_plan(ppo, 0)
     critic = parameter_count(MODEL.as_critic()) * FLOAT32
     assert plan.roles["critic"] == plan.roles["critic_gradients"] == critic
     assert plan.roles["critic_moments"] == 2 * critic
     assert plan.roles["validation_kv_cache"] == 2 * 4 * 10 * 4 * 96 * 4 * 4
     order = ("gen", "ref", "old_log_prob", "values", "update_critic", "update_actor", "testing", "export")
     assert ppo.phases == order
-    remax = work(settings=("algorithm.advantage=remax",)).rank_plan(0)
-    assert remax.roles["kv_cache"] == work().rank_plan(0).roles["kv_cache"] // 64 * (64 + 16)
+    remax = rank_plan(work(settings=("algorithm.advantage=remax",)), 0)
+    assert remax.roles["kv_cache"] == rank_plan(work(), 0).roles["kv_cache"] // 64 * (64 + 16)
 
 
 def test_a_teacher_of_another_size_is_held_whole_and_scores():
     plain, teacher = work(), MODEL.model_copy(update={"num_layers": 6, "hidden_size": 64})
     settings = load_grpo_config(None, [*SMALL, "algorithm.advantage=distillation", "algorithm.teacher=some/model"])
     roles = plain.roles | {"teacher": RoleModel("some/model", teacher)}
-    taught = Work.of(settings, roles, plain.train, plain.infer, plain.lengths)
+    taught = Work.of(settings, roles, plain.yamls, plain.lengths)
     assert taught.phases == ("gen", "ref", "teacher", "update_actor", "export")
     seconds = step_seconds(taught, Rates(1e9, 1e9, 1e9))
     assert seconds["teacher"] > seconds["ref"] > 0
-    plan = taught.rank_plan(0)
+    plan = rank_plan(taught, 0)
     assert plan.roles["teacher"] == parameter_count(teacher) * FLOAT32
-    assert {name: size for name, size in plan.roles.items() if name != "teacher"} == plain.rank_plan(0).roles
+    assert {name: size for name, size in plan.roles.items() if name != "teacher"} == rank_plan(plain, 0).roles
     assert plan.activations["teacher"] > plan.activations["ref"] > 0
 
 
@@ -383,5 +385,5 @@ def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
 
 def test_numbers_of_a_part_are_those_of_its_shapes():
     job = work({"model_parallel": 2}, {"model_parallel": 2})
-    plan, part = job.rank_plan(1), job.trains[1]
+    plan, part = rank_plan(job, 1), job.trains[1]
     assert plan.roles["gradients"] == FLOAT32 * sum(prod(part.shape(spec)) for spec in part.specs)

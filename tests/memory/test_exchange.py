@@ -7,9 +7,8 @@ from planned_job import MODEL, work
 from mindrlhf.configs.images import ImageSettings
 from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.images.processor import Picture
-from mindrlhf.memory.estimate import Lengths
 from mindrlhf.memory.exchange import exchanged, experience_bytes
-from mindrlhf.memory.pictures import Pictures
+from mindrlhf.memory.pictures import Lengths, Pictures
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.reshard.plan import plan
 from mindrlhf.types import Prompt

@@ -8,8 +8,9 @@ from planned_job import MODEL, work
 
 from mindrlhf.commands.memory_plan import plan_figures, plan_text, rank_table
 from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
-from mindrlhf.memory.estimate import Work
+from mindrlhf.memory.estimate import rank_plans
 from mindrlhf.memory.step_time import length_of_step, time_line
+from mindrlhf.memory.work import Work
 from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.parameters import parameter_count, parameter_table
 from mindrlhf.parallel.mesh import Mesh
@@ -26,10 +27,10 @@ def test_models_that_score_are_whole_on_the_first_rank_of_each_replica():
         "reward_model.1": RoleModel("judge", MODEL, settings=judge),
     }
     plain = work({"model_parallel": 2, "data_parallel": 2}, {"model_parallel": 2, "data_parallel": 2})
-    job = Work.of(plain.config, {**plain.roles, **scoring}, plain.train, plain.infer, plain.lengths)
+    job = Work.of(plain.config, {**plain.roles, **scoring}, plain.yamls, plain.lengths)
     cache = 2 * 4 * 16 * 4 * 128 * 4 * FLOAT32
     sizes = [parameter_count(classifier) * FLOAT32, parameter_count(MODEL) * FLOAT32 + cache]
-    for alone, plan in zip(plain.rank_plans(), job.rank_plans(), strict=True):
+    for alone, plan in zip(rank_plans(plain), rank_plans(job), strict=True):
         own = {"reward_model": sum(sizes)} if plan.rank in (0, 2) else {}
         assert plan.roles == {**alone.roles, **own}
         assert ("reward_model" in plan.activations) == (plan.rank in (0, 2))
@@ -44,7 +45,7 @@ def test_meshes_on_some_of_the_ranks(monkeypatch, generating):
     made = Mesh.of_yaml
     monkeypatch.setattr(Mesh, "of_yaml", lambda yaml: replace(made(yaml), ranks=meshes[yaml.path]))
     job = work({"model_parallel": 2}, {"data_parallel": 2})
-    plans = {plan.rank: plan.roles for plan in job.rank_plans()}
+    plans = {plan.rank: plan.roles for plan in rank_plans(job)}
     assert plans.keys() == {0, 1, *generating}
     halves = {rank: {spec.name: np.zeros(spec.shape, bool) for spec in parameter_table(MODEL)} for rank in (0, 1)}
     for rank, held in halves.items():

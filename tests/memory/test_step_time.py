@@ -10,8 +10,9 @@ from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettin
 from mindrlhf.configs.reward_models import JudgeSettings, RewardModelSettings
 from mindrlhf.flags import TrainFlags
 from mindrlhf.memory import step_time
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.pictures import Lengths
 from mindrlhf.memory.step_time import Rates, forecast, measured_rates, run_rates, step_seconds, time_line
+from mindrlhf.memory.work import Work
 from mindrlhf.model_roles import RoleModel
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.trainer.check import read_roles
@@ -33,7 +34,7 @@ def work(*settings: str, prompt: int = 64, **parallel: int) -> Work:
         context={"device_target": "CPU"},
     )
     config = load_grpo_config(None, [*SMALL, *settings])
-    return Work.of(config, read_roles(TrainFlags(), config, MODEL), yaml, yaml, Lengths(prompt))
+    return Work.of(config, read_roles(TrainFlags(), config, MODEL), {"train": yaml, "infer": yaml}, Lengths(prompt))
 
 
 def test_a_pass_is_two_operations_for_each_weight_and_token_over_the_rate_of_products():
@@ -72,7 +73,7 @@ SCORING = RewardModelSettings(path="reward")
 
 def with_model(job: Work, model: ModelConfig, settings: RewardModelSettings) -> Work:
     roles = {**job.roles, "reward_model.0": RoleModel("reward", model, settings=settings)}
-    return Work.of(job.config, roles, job.train, job.infer, job.lengths)
+    return Work.of(job.config, roles, job.yamls, job.lengths)
 
 
 def test_a_reward_model_reads_what_the_reference_reads_on_one_rank_of_each_replica():

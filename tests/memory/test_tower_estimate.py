@@ -18,8 +18,8 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.images.processor import Picture
 from mindrlhf.memory.activations import Stage
-from mindrlhf.memory.estimate import Lengths
-from mindrlhf.memory.pictures import NO_PICTURES, Padded, Pictures
+from mindrlhf.memory.estimate import rank_plan
+from mindrlhf.memory.pictures import NO_PICTURES, Lengths, Padded, Pictures
 from mindrlhf.memory.step_time import Rates, step_seconds
 from mindrlhf.memory.tower_activations import TowerBatch
 from mindrlhf.metrics.tower_flops import tower_flops
@@ -124,9 +124,9 @@ def test_the_first_stage_alone_sees():
     layout = {"pipeline_stage": 2, "model_parallel": 2}
     seen, blind = (work(layout, {"data_parallel": 4}, settings, model, lengths) for model in (seeing(), MODEL))
     for phase in ("gen", "ref", "update_actor"):
-        grows = [seen.rank_plan(r).activations[phase] > blind.rank_plan(r).activations[phase] for r in range(4)]
+        grows = [rank_plan(seen, r).activations[phase] > rank_plan(blind, r).activations[phase] for r in range(4)]
         assert grows == ([True] * 4 if phase == "gen" else [True, True, False, False]), phase
-    assert seen.rank_plan(0).process > blind.rank_plan(0).process
+    assert rank_plan(seen, 0).process > rank_plan(blind, 0).process
 
 
 def test_pictures_of_a_batch_are_padded_to_few_sizes():
@@ -202,7 +202,7 @@ def test_known_rows_are_counted_within_their_limit(changes, settings, different,
     found = work({}, {}, settings, seeing(**changes), lengths)
     without = work({}, {}, ("train.tower_cache_gb=0",), seeing(**changes), lengths)
     assert found.image_rows_bytes(0) == expected
-    assert found.rank_plan(0).process - without.rank_plan(0).process == expected
+    assert rank_plan(found, 0).process - rank_plan(without, 0).process == expected
 
 
 def test_a_text_s_graph_takes_rows_of_all_images_and_the_tower_one_image():

@@ -17,7 +17,9 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
-from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.estimate import rank_plan
+from mindrlhf.memory.pictures import Lengths
+from mindrlhf.memory.work import Work
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner
@@ -89,15 +91,15 @@ def test_one_process_calls_nobody():
 def test_memory_that_will_not_do_is_said_before_the_run():
     yaml = ModelYaml(path="model.yaml", context={"device_target": "CPU"})
     config = load_grpo_config(None, [])
-    work = Work.of(config, read_roles(TrainFlags(), config, MODEL), yaml, yaml, Lengths(20))
-    peak = work.rank_plan(0).peak
+    work = Work.of(config, read_roles(TrainFlags(), config, MODEL), {"train": yaml, "infer": yaml}, Lengths(20))
+    peak = rank_plan(work, 0).peak
     here = RankResources("a", 2, 4 * peak, 1e9)
     assert "NOT ENOUGH" not in preflight.memory_line(work, [here] * 4)
     short = preflight.memory_line(work, [here] * 5)
     assert "planned at most for a process, in " in short
     assert "NOT ENOUGH, " in short
     device = ModelYaml(path="model.yaml", context={"device_target": "Ascend", "max_device_memory": "0.001GB"})
-    on_device = Work.of(config, work.roles, device, device, Lengths(20))
+    on_device = Work.of(config, work.roles, {"train": device, "infer": device}, Lengths(20))
     assert "NOT ENOUGH, 1.0 MiB are there" in preflight.memory_line(on_device, [here])
 
 
