@@ -75,6 +75,7 @@ class TrainFlags(RunFlags):
     infer_tensor_parallel: int | None = None
     trainer_ranks: int | None = None
     generator_ranks: int | None = None
+    scorer_ranks: int | None = None
     grpo_config: str | None = None
     from_verl: str | None = None
     save_data_file: Path | None = None  # type: ignore[misc]  # runs of other kinds have none to set

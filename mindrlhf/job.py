@@ -11,7 +11,7 @@ from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.flags import SFTFlags, TrainFlags
-from mindrlhf.model_roles import POLICY, RoleModel
+from mindrlhf.model_roles import POLICY, SCORE, RoleModel
 from mindrlhf.models.parameters import parameter_count
 
 
@@ -65,6 +65,11 @@ class Job:
     def splits(self) -> bool:
         """True if ranks train and generate apart (`trainer.placement`)."""
         return self.infer.first_rank > 0
+
+    def updates(self, rank: int) -> ModelYaml:
+        """Model YAML of the updates that a rank makes, if it makes any."""
+        score = self.yamls.get(SCORE)
+        return score if score and rank in score.ranks else self.train
 
     @property
     def policy(self) -> RoleModel:

@@ -4,7 +4,7 @@ Phases, the memory plan, operations, checks, checkpoints, reports and the builde
 the order in which roles are opened, and in which they score a step's responses.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from mindrlhf.configs.reward_models import RewardModelSettings, scoring_models
 from mindrlhf.files.naming import MODEL_FOLDER
 from mindrlhf.models.parameters import ParameterSpec, tower_trains
 
+SCORE = "score"  # layout of ranks that only score, and train what scores
 # Memory groups of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
 SHARED = "shared_weights"
 TRAIN = "train_weights"
@@ -61,13 +62,13 @@ class Role:
 
     title: what messages call it. weights: memory groups of its own weights. used: tests the settings of a GRPO run for
     the role. listed: reads the settings of each model there, of a role with any number of models; these are whole on
-    the first rank of each replica that generates. layout: the model YAML of its layout. value_head: see `ModelConfig`.
-    flag: names the path of its first weights, by default the policy's; they have the policy's architecture. setting:
-    names the path instead; its model may have any architecture. settings: its group of settings. reads: further memory
-    groups that it needs. follows: tests the settings for a model that follows the policy without being trained.
-    scoring, training: None without. checkpoint: kind of its weights in checkpoints, if training
-    changes them. folder: in `--save_ckpt_dir`, if it is exported. A memory group is a set of parameters that enter and
-    leave memory together (`memory.residency`).
+    the first rank of each replica that generates. layout: the model YAML of its layout, see `layout_in`. apart: it may
+    be on ranks of its own. value_head: see `ModelConfig`. flag: names the path of its first weights, by default the
+    policy's; they have the policy's architecture. setting: names the path instead; its model may have any architecture.
+    settings: its group of settings. reads: further memory groups that it needs. follows: tests the settings for a model
+    that follows the policy without being trained. scoring, training: None without. checkpoint: kind of its weights in
+    checkpoints, if training changes them. folder: in `--save_ckpt_dir`, if it is exported. A memory group is a set of
+    parameters that enter and leave memory together (`memory.residency`).
     """
 
     name: str
@@ -76,6 +77,7 @@ class Role:
     used: Callable[[Any], bool] = lambda config: True
     listed: Callable[[Any], Sequence[RewardModelSettings]] | None = None
     layout: Literal["train", "infer"] = "train"
+    apart: bool = False
     value_head: bool = False
     flag: str | None = None
     setting: str | None = None
@@ -86,6 +88,10 @@ class Role:
     training: Training | None = None
     checkpoint: str | None = None
     folder: str | None = None
+
+    def layout_in(self, yamls: Container[str]) -> str:
+        """Return the name of its layout in a job with these layouts."""
+        return SCORE if self.apart and SCORE in yamls else self.layout
 
     def names(self, config: Any) -> list[str]:
         """List the names of its models in a GRPO run.
@@ -152,6 +158,7 @@ REFERENCE = Role(
     "reference",
     title="reference model",
     used=lambda config: config.algorithm.beta > 0,
+    apart=True,
     weights=("reference",),
     flag="load_ref_checkpoint",
     reads=POLICY.reads,
@@ -163,6 +170,7 @@ TEACHER = Role(
     "teacher",
     title="teacher",
     used=lambda config: config.algorithm.teacher is not None,
+    apart=True,
     weights=("teacher",),
     setting="algorithm.teacher",
     scoring=Scoring("teacher", label="teacher", array="teacher_log_probs"),
@@ -171,6 +179,7 @@ CRITIC = Role(
     "critic",
     title="critic",
     used=lambda config: config.algorithm.uses_critic,
+    apart=True,
     weights=("critic",),
     value_head=True,
     flag="load_critic_checkpoint",

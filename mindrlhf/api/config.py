@@ -23,7 +23,7 @@ from mindrlhf.migration.trl.translation import RunSizes, TRLTranslation, nested
 
 NOWHERE = RunSizes()
 SFT_DEFAULTS = Path(trl.__file__).with_name("sft_defaults.yaml")
-MODEL_YAMLS = ("train_yaml", "infer_yaml")
+MODEL_YAMLS = ("train_yaml", "infer_yaml", "score_yaml")
 # Flags that a trainer sets, or that only a command line has.
 NOT_GIVEN = {"overrides", "settings", "from_verl", "only_save_strategy", "resume_training", "use_parallel"}
 NOT_GIVEN |= {"mind_dataset_dir", "load_sft_checkpoint_train", "load_sft_checkpoint_infer", "output_dir"}
@@ -44,9 +44,9 @@ class Resolved:
 class Config:
     """Keyword arguments of a run: flags, settings of ours, and TRL's.
 
-    Ours are written as in YAML, `rollout={"max_slots": 8}`, or dotted, `**{"rollout.max_slots": 8}`; `train_yaml` and
-    `infer_yaml` take keys of the model YAMLs. A key can be read, and set again, as an attribute. Raises UserError for
-    a wrong key or value.
+    Ours are written as in YAML, `rollout={"max_slots": 8}`, or dotted, `**{"rollout.max_slots": 8}`; `train_yaml`,
+    `infer_yaml` and `score_yaml` take keys of the model YAMLs. A key can be read, and set again, as an attribute.
+    Raises UserError for a wrong key or value.
     """
 
     kind: ClassVar[type[Settings]]

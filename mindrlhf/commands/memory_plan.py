@@ -41,7 +41,7 @@ from mindrlhf.memory.step_time import forecast, measured_rates, run_rates, time_
 from mindrlhf.memory.work import Work
 from mindrlhf.metrics.console import short_number
 from mindrlhf.metrics.flops import phase_flops
-from mindrlhf.model_roles import role_of
+from mindrlhf.model_roles import SCORE, role_of
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.phases import PHASES
 from mindrlhf.reshard.plan import Plan, plan
@@ -116,8 +116,7 @@ def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     fits = max(rank.peak for rank in ranks) <= limit
     return {
         "parameters": parameter_count(work.model),
-        "train": work.train.parallel.model_dump(),
-        "infer": work.infer.parallel.model_dump(),
+        **{name: yaml.parallel.model_dump() for name, yaml in work.yamls.items()},
         "longest_prompt": prompt,
         "images": work.lengths.pictures.count,
         "image_tokens": work.lengths.pictures.tokens,
@@ -213,7 +212,8 @@ def read_work(
     flags, config, yamls = read_settings(flags)
     flags = local_models(flags, weights=False)
     checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
-    model = read_model(flags, config, yamls, planned_workers(yamls["train"], yamls["infer"]))
+    workers = planned_workers(yamls["train"], yamls["infer"], flags.scorer_ranks or 0)
+    model = read_model(flags, config, yamls, workers)
     if not flags.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1}), objects.functions):
             pass  # opening it checks that the functions exist and take their arguments
@@ -286,13 +286,14 @@ def plan_text(work: Work, figures: dict[str, Any], sources: tuple[str, str], lim
     flops = figures["flops"]
     operations = ", ".join(f"{PHASES[phase].label} {short_number(value)}" for phase, value in flops.items())
     fullest = max(figures["ranks"], key=_peak)
-    sides = (work.trains, work.infers) if work.infer.first_rank else (work.ranks,)
+    sides = [yaml.ranks for yaml in work.yamls.values()] if work.infer.first_rank else [work.ranks]
     tables = [memory_table(max((f for f in figures["ranks"] if f["rank"] in side), key=_peak)) for side in sides]
     model = work.model
     return "\n".join(
         (
             f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.ranks)} x "
             f"{work.train.context.device_target}: trains {axes(work.train)}, generates {axes(work.infer)}"
+            + (f", scores {axes(work.yamls[SCORE])}" if work.scorers else "")
             + (" on ranks of their own" if work.infer.first_rank else ""),
             f"prompts of at most {work.lengths.prompt:,} tokens ({printable(sources[0])}), responses of at most "
             f"{work.config.rollout.max_new_tokens:,}",
@@ -315,7 +316,7 @@ def plan_text(work: Work, figures: dict[str, Any], sources: tuple[str, str], lim
 def split_lines(work: Work, figures: dict[str, Any]) -> Iterator[str]:
     """Describe the exchange between the sides of a split job, and its possible divisions."""
     if figures["exchange"]:
-        yield exchange_line(figures["exchange"], len(work.trains))
+        yield exchange_line(figures["exchange"], len(work.trains) + len(work.scorers))
         if figures["division"]:
             yield from ("", *division_lines(figures["division"]))
         else:

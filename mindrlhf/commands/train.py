@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--infer_tensor_parallel", type=int, metavar="N", help=f"{split} (default: --tensor_parallel)")
     apart = "of the processes, on which nothing else runs (trainer.placement=split)"
     add("--trainer_ranks", type=int, metavar="N", help=f"train on the first N {apart}")
-    add("--generator_ranks", type=int, metavar="N", help=f"generate on the last N {apart}")
+    add("--generator_ranks", type=int, metavar="N", help=f"generate on the next N {apart}")
+    others = f"run reference, teacher and critic on the last N {apart}; score_yaml. has their layout"
+    add("--scorer_ranks", type=int, metavar="N", help=others)
     add_model_arguments(parser)
     add("--mind_dataset_dir", help="prompt MindRecord; or rows as `mindrlhf data` reads them, a hub's dataset too")
     add("--grpo_config", help=f"YAML of GRPO settings, or one of {presets}")

@@ -1,13 +1,17 @@
-"""Placement of training and generation: on the same ranks, or apart."""
+"""Placement of training, generation and scoring: on the same ranks, or apart."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from mindrlhf.configs.layers import merge
 from mindrlhf.configs.model_defaults import with_all_workers
-from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
+from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings, typed_model_yaml
+from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 
 SPLIT, COLOCATED = "split", "colocated"  # of trainer.placement
-TRAINER_FLAG, GENERATOR_FLAG = "--trainer_ranks", "--generator_ranks"
+PARALLEL_GROUPS = ("parallel_config", "parallel")  # of a model YAML
+TRAINER_FLAG, GENERATOR_FLAG, SCORER_FLAG = "--trainer_ranks", "--generator_ranks", "--scorer_ranks"
 
 
 class PlacementFlags(Protocol):
@@ -15,13 +19,15 @@ class PlacementFlags(Protocol):
 
     trainer_ranks: int | None
     generator_ranks: int | None
+    scorer_ranks: int | None
 
 
 class Division(NamedTuple):
-    """Numbers of ranks that train and that generate, from flags; None without flags."""
+    """Numbers of ranks that train, that generate and that only score, from flags; None without flags."""
 
     trainers: int | None = None
     generators: int | None = None
+    scorers: int | None = None
 
     @classmethod
     def of(cls, flags: PlacementFlags) -> "Division":
@@ -31,9 +37,15 @@ class Division(NamedTuple):
             other, theirs = next(item for item in given.items() if item[0] != flag)
             if ranks is None and theirs is not None:
                 raise UserError(f"{other} is {theirs}, and {flag} is not given; give both, or neither.")
+        scorers = flags.scorer_ranks
+        for flag, ranks in {**given, SCORER_FLAG: scorers}.items():
             if ranks is not None and ranks < 1:
                 raise UserError(f"{flag} is {ranks}; give 1 or more.")
-        return cls(trainers=flags.trainer_ranks, generators=flags.generator_ranks)
+        if scorers and flags.trainer_ranks is None:
+            raise UserError(
+                f"{SCORER_FLAG} is {scorers}, and {TRAINER_FLAG} and {GENERATOR_FLAG} are not given; give all three."
+            )
+        return cls(trainers=flags.trainer_ranks, generators=flags.generator_ranks, scorers=scorers)
 
     def defaults(self) -> dict[str, Any]:
         """Return the settings that the flags imply."""
@@ -42,11 +54,12 @@ class Division(NamedTuple):
     def fitted(self, train: ModelYaml, infer: ModelYaml) -> tuple[ModelYaml, ModelYaml]:
         """Give each layout its number of ranks from flags; UserError for another product."""
         sides = ((train, self.trainers, TRAINER_FLAG), (infer, self.generators, GENERATOR_FLAG))
-        fitted = [_fitted(yaml, ranks, flag) if ranks else yaml for yaml, ranks, flag in sides]
-        return fitted[0], fitted[1]
+        first, second = (fitted(yaml, ranks, flag) if ranks else yaml for yaml, ranks, flag in sides)
+        return first, second
 
 
-def _fitted(yaml: ModelYaml, ranks: int, flag: str) -> ModelYaml:
+def fitted(yaml: ModelYaml, ranks: int, flag: str) -> ModelYaml:
+    """Give a layout its number of ranks from a flag; UserError for another product."""
     yaml = with_all_workers(yaml, ranks)
     if yaml.parallel.workers != ranks:
         found = f"{yaml.path}: parallel_config is {factors(yaml)}, and {flag} is {ranks}"
@@ -63,6 +76,33 @@ def placed(train: ModelYaml, infer: ModelYaml, placement: str, division: Divisio
         found = f"trainer.placement is {placement}, and {TRAINER_FLAG} and {GENERATOR_FLAG} divide the ranks"
         raise UserError(f"{found}; set trainer.placement to split, or leave them out.")
     return infer
+
+
+def layout_of_scorers(train: ModelYaml, overrides: Sequence[str], ranks: int | None) -> ModelYaml | None:
+    """Give the training YAML the layout of ranks that only score; None without any.
+
+    It has the same tensor-parallel ranks, and all other ranks data-parallel, by default. overrides: of its parallel
+    settings. Raises UserError.
+    """
+    if ranks is None:
+        if overrides:
+            found = f"score_yaml.{overrides[0]} is given, and no rank only scores"
+            raise UserError(f"{found}; give {SCORER_FLAG}, or leave it out.")
+        return None
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key.partition(".")[0] not in PARALLEL_GROUPS:
+            found = f"score_yaml.{key} is given, and only the layout of ranks that score is their own"
+            raise UserError(f"{found}; set train_yaml.{key}, which they have too, or score_yaml.parallel_config.")
+    path = f"score_yaml of {train.path}"
+    values = {"parallel_config": {"model_parallel": train.parallel.model_parallel}}
+    own = typed_model_yaml(merge([Layer(values, {(): path})], overrides), path)
+    return fitted(train.model_copy(update={"path": path, "parallel": own.parallel}), ranks, SCORER_FLAG)
+
+
+def placed_behind(yaml: ModelYaml, *others: ModelYaml) -> ModelYaml:
+    """Place a layout on ranks behind those of the others."""
+    return yaml.model_copy(update={"first_rank": max(other.ranks.stop for other in others)})
 
 
 def divided_anew(
@@ -82,23 +122,28 @@ def _without_replicas(yaml: ModelYaml) -> ModelYaml:
     return yaml.model_copy(update={"parallel": ParallelSettings(**given), "first_rank": 0})
 
 
-def check_workers(train: ModelYaml, infer: ModelYaml, placement: str, workers: int) -> None:
-    """Check that the two sides of a split placement are all workers.
+def check_workers(train: ModelYaml, infer: ModelYaml, placement: str, workers: int, scorers: int = 0) -> None:
+    """Check that the sides of a split placement are all workers.
 
-    workers: processes that were started. Colocated layouts are checked one by one.
+    workers: processes that were started. scorers: ranks that only score. Colocated layouts are checked one by one.
+    """
+    total = train.parallel.workers + infer.parallel.workers + scorers
+    if placement == SPLIT and total != workers:
+        found = f"trainer.placement is split, {train.path} has {factors(train)} and {infer.path} {factors(infer)}"
+        more = f", {SCORER_FLAG} is {scorers}" if scorers else ""
+        right = f"start {total} (msrun --worker_num={total}), or divide {workers} by "
+        flags = f"{TRAINER_FLAG} and {GENERATOR_FLAG}"
+        raise UserError(f"{found}{more}, and the workers started are {workers}; {right}{flags}.")
+
+
+def planned_workers(train: ModelYaml, infer: ModelYaml, scorers: int = 0) -> int:
+    """Count the workers that all layouts ask for. Raises UserError if colocated ones differ.
+
+    scorers: ranks that only score.
     """
     ours, theirs = train.parallel.workers, infer.parallel.workers
-    if placement == SPLIT and ours + theirs != workers:
-        found = f"trainer.placement is split, {train.path} has {factors(train)} and {infer.path} {factors(infer)}"
-        right = f"start {ours + theirs} (msrun --worker_num={ours + theirs}), or divide {workers} by "
-        raise UserError(f"{found}, and the workers started are {workers}; {right}{TRAINER_FLAG} and {GENERATOR_FLAG}.")
-
-
-def planned_workers(train: ModelYaml, infer: ModelYaml) -> int:
-    """Count the workers that both layouts ask for. Raises UserError if colocated ones differ."""
-    ours, theirs = train.parallel.workers, infer.parallel.workers
     if infer.first_rank:
-        return ours + theirs
+        return ours + theirs + scorers
     if ours != theirs:
         found = f"{infer.path}: parallel_config is of {theirs} workers, and that of {train.path} of {ours}"
         raise UserError(f"{found}; both run on the same workers, so give equal products.")

@@ -43,17 +43,18 @@ def check_grpo(
     train_model: ModelConfig,
     infer_model: ModelConfig,
     workers: int,
+    scorers: int = 0,
 ) -> None:
     """Check the settings of a GRPO run against one another.
 
     train_model, infer_model: the architectures that the two YAMLs (and the checkpoint) give.
-    workers: processes that were started.
+    workers: processes that were started. scorers: ranks that only score.
     """
     ours, theirs = infer.context.device_target, train.context.device_target
     if ours != theirs:
         found = f"{infer.path}: context.device_target is {ours}, and {train.path} has {theirs}"
         raise UserError(f"{found}; set both to one.")
-    check_workers(train, infer, config.trainer.placement, workers)
+    check_workers(train, infer, config.trainer.placement, workers, scorers)
     for yaml, model in ((train, train_model), (infer, infer_model)):
         check_device(yaml, model)
         check_layout(yaml, model, yaml.parallel.workers if infer.first_rank else workers)

@@ -36,10 +36,10 @@ def chip_seconds(work: Work, chip: Chip, received: int) -> dict[str, float]:
     """
     link = chip.link_rate * LINKS
     seconds = step_seconds(work, chip_rates(work, chip))
-    for phase, _, kind in work.passes:
+    for phase, name, kind in work.passes:
         if phase in seconds:
-            yaml = work.infer if kind == "generate" else work.train
-            directions = {"update": 2 + work.train.computes_again}.get(kind, 1)
+            yaml = work.infer if kind == "generate" else work.yaml(name)
+            directions = {"update": 2 + yaml.computes_again}.get(kind, 1)
             seconds[phase] += directions * _sum_bytes(work, yaml) / link
     if received:
         seconds["reshard"] = received / link

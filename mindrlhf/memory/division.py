@@ -10,6 +10,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.memory.remedies import largest_peak
 from mindrlhf.memory.step_time import idle_shares, length_of_step, side_seconds
 from mindrlhf.memory.work import Work
+from mindrlhf.model_roles import SCORE
 
 Forecast = Callable[[Work], Mapping[str, float]]
 """Forecast of a job's seconds by phase."""
@@ -21,13 +22,15 @@ Limit = Callable[[Work], int]
 class Outlook:
     """Forecast of a job with one division of its ranks.
 
-    trainers, generators: numbers of ranks; all of them, of a colocated job. placement: `trainer.placement`. arguments:
-    of the command line, for this division. step_seconds: of a step. side_seconds: of each layout's ranks in it. idle:
-    shares of a step, see `idle_shares`. peak: bytes of the fullest rank. fits: within the limit.
+    trainers, generators: numbers of ranks; all of them, of a colocated job. scorers: ranks that only score. placement:
+    `trainer.placement`. arguments: of the command line, for this division. step_seconds: of a step. side_seconds: of
+    each layout's ranks in it. idle: shares of a step, see `idle_shares`. peak: bytes of the fullest rank. fits: within
+    the limit.
     """
 
     trainers: int
     generators: int
+    scorers: int
     placement: str
     arguments: tuple[str, ...]
     step_seconds: float
@@ -46,10 +49,11 @@ class Outlook:
         return cls(
             trainers=work.train.parallel.workers,
             generators=work.infer.parallel.workers,
+            scorers=len(work.scorers),
             placement=SPLIT if work.infer.first_rank else COLOCATED,
             arguments=tuple(_arguments(work)),
             step_seconds=length_of_step(work, seconds),
-            side_seconds=side_seconds(seconds),
+            side_seconds=side_seconds(work, seconds),
             idle=idle_shares(work, seconds),
             peak=peak,
             fits=peak <= limit,
@@ -90,9 +94,10 @@ class Divisions:
 def compare_divisions(work: Work, seconds: Mapping[str, float], forecast: Forecast, limit: Limit) -> Divisions:
     """Try each division of a split job's ranks.
 
-    Tensor-parallel ranks and stages are the given ones, all other ranks data-parallel. seconds: forecast of the job.
+    Tensor-parallel ranks and stages are the given ones, all other ranks data-parallel; ranks that only score stay as
+    they are. seconds: forecast of the job.
     """
-    ranks = len(work.ranks)
+    ranks = len(work.ranks) - len(work.scorers)
     given = Outlook.of(work, seconds, limit(work))
     tried = []
     for trainers in range(1, ranks):
@@ -100,7 +105,8 @@ def compare_divisions(work: Work, seconds: Mapping[str, float], forecast: Foreca
             tried.append(given)
         elif other := divided(work, Division(trainers, ranks - trainers)):
             tried.append(Outlook.of(other, forecast(other), limit(other)))
-    together = divided(work, Division(ranks, ranks), COLOCATED)
+    every = len(work.ranks)
+    together = divided(work, Division(every, every), COLOCATED)
     colocated = Outlook.of(together, forecast(together), limit(together)) if together else None
     return Divisions(given, tuple(tried), colocated)
 
@@ -116,7 +122,10 @@ def divided(work: Work, division: Division, placement: str = SPLIT) -> Work | No
         check_dynamic_sampling(config, infer)
         trainer = config.trainer.model_copy(update={"placement": placement})
         config = config.model_copy(update={"trainer": trainer})
-        return Work.of(config, work.roles, {"train": train, "infer": infer}, work.lengths)
+        yamls = {**work.yamls, "train": train, "infer": infer}
+        if placement == COLOCATED:
+            yamls.pop(SCORE, None)
+        return Work.of(config, work.roles, yamls, work.lengths)
     except UserError:
         return None
 

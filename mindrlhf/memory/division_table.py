@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mindrlhf.configs.placement import GENERATOR_FLAG, TRAINER_FLAG
+from mindrlhf.configs.placement import GENERATOR_FLAG, SCORER_FLAG, TRAINER_FLAG
 from mindrlhf.files.text import aligned
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.units import size
@@ -12,16 +12,19 @@ Tried = Mapping[str, Any]
 """An `Outlook` as plain values."""
 
 
-def exchange_line(exchanged: Mapping[str, int], trainers: int) -> str:
+def exchange_line(exchanged: Mapping[str, int], takers: int) -> str:
     """Describe the bytes of `exchange.exchanged`.
 
-    trainers: number of ranks that train.
+    takers: number of ranks that train or score.
     """
     answers = exchanged["experiences"]
-    each = f", {size(answers // trainers)} each" if trainers > 1 else ""
+    each = f", {size(answers // takers)} each" if takers > 1 else ""
+    scores = exchanged.get("scores")
+    where = "to ranks that train" if scores is None else "to the others"
+    back = "" if scores is None else f", and {size(scores)} of scores between these"
     return (
         f"between sides    in a step {size(exchanged['weights'])} of weights to ranks that generate, and about "
-        f"{size(answers)} of answers to ranks that train{each}"
+        f"{size(answers)} of answers {where}{each}{back}"
     )
 
 
@@ -35,11 +38,12 @@ def division_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     ranks = figures["given"]["trainers"] + figures["given"]["generators"]
     rows = [("train + generate", "a step", "train", "wait", "generate", "wait", "peak", "fits")]
     rows += [_cells(_named(one, figures), one) for one in figures["tried"]]
-    rows.append(_cells(f"all {ranks} do both", together))
+    rows.append(_cells(f"all {ranks + figures['given']['scorers']} do both", together))
     yield aligned(rows)
     yield from _verdict(figures, ranks)
     if together and proposed and together["fits"] and together["step_seconds"] < proposed["step_seconds"]:
-        yield f"shorter still is no division, without {TRAINER_FLAG} and {GENERATOR_FLAG}:"
+        flags = [TRAINER_FLAG, GENERATOR_FLAG, *([SCORER_FLAG] if figures["given"]["scorers"] else [])]
+        yield f"shorter still is no division, without {' and '.join(flags)}:"
         yield f"  {' '.join(together['arguments'])}"
 
 

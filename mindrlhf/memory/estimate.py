@@ -114,7 +114,7 @@ def _peak(work: Work, rank: int, one: Pass) -> int:
     elif kind == "score":
         text = activations.score_bytes(stage, micros[0])
     else:
-        in_flight = work.train.parallel.pipeline_stage - part.coordinates.pp
+        in_flight = work.yaml(name).parallel.pipeline_stage - part.coordinates.pp
         text = activations.update_bytes(stage, micros[0], in_flight)
     return max((tower.peak_bytes(text, kind) for tower in work.towers(rank, one)), default=text)
 

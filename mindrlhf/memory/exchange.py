@@ -1,9 +1,10 @@
-"""Bytes between the two sides of a split job. Pure Python."""
+"""Bytes between the sides of a split job. Pure Python."""
 
 import numpy as np
 
 from mindrlhf.configs.vision import CHANNELS
 from mindrlhf.memory.work import Work
+from mindrlhf.model_roles import ROLES
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.reshard.plan import Plan
 from mindrlhf.token_arrays import TOKEN_ARRAYS
@@ -15,12 +16,27 @@ OF_ANSWERS = ("sampled", "behaviour_log_probs", "policy_log_probs")  # arrays th
 def exchanged(work: Work, moved: Plan) -> dict[str, int] | None:
     """Compute the bytes that each side receives from the other in a step.
 
-    None for a colocated job. weights: on all ranks that generate. experiences: on all ranks that train, see
-    `experience_bytes`.
+    None for a colocated job. weights: on all ranks that generate. experiences: on all ranks that train or score, see
+    `experience_bytes`. scores: between ranks that train and ranks that only score, if there are any.
     """
     if not work.infer.first_rank:
         return None
-    return {"weights": sum(moved.received.values()), "experiences": experience_bytes(work) * len(work.trains)}
+    takers = len(work.trains) + len(work.scorers)
+    found = {"weights": sum(moved.received.values()), "experiences": experience_bytes(work) * takers}
+    return {**found, "scores": score_bytes(work)} if work.scorers else found
+
+
+def score_bytes(work: Work) -> int:
+    """Compute the bytes of a step's values of each token, from all that score, and of the returns to a critic.
+
+    All answers have the greatest length.
+    """
+    roles = [ROLES[name] for name in work.models if name in ROLES and ROLES[name].apart]
+    given = len(work.trains) * sum(np.dtype(TOKEN_ARRAYS[role.scoring.array].dtype).itemsize for role in roles)
+    taken = any(role.training for role in roles) * len(work.scorers) * np.dtype(TOKEN_ARRAYS["returns"].dtype).itemsize
+    rollout = work.config.rollout
+    tokens = work.config.data.prompts_per_step * rollout.num_generations * rollout.max_new_tokens
+    return tokens * (given + taken)
 
 
 def experience_bytes(work: Work) -> int:

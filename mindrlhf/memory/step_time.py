@@ -13,7 +13,7 @@ from mindrlhf.memory.work import Work
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.metrics.flops import forward_flops, phase_flops
 from mindrlhf.metrics.tower_flops import tower_flops
-from mindrlhf.model_roles import ROLES, role_of
+from mindrlhf.model_roles import ROLES, SCORE, role_of
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.optimizer_state import BLOCK, moment_bytes
 from mindrlhf.phases import PHASES
@@ -89,7 +89,7 @@ def _passing(work: Work, phase: str, name: str, rates: Rates) -> float:
     Each tensor-parallel rank of the first stage computes its prompts' images alone.
     """
     config = work.config
-    train = work.train
+    train = work.yaml(name)
     text, whole = (
         phase_flops({name: work.roles[name]}, [group], config.algorithm.num_iterations)[phase]
         for group in (work.group._replace(images=()), work.group)
@@ -174,22 +174,34 @@ def forecast(work: Work, ranks: Sequence[Rates | None]) -> dict[str, float] | No
     return step_seconds(work, slowest)
 
 
-def side_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
+def side_seconds(work: Work, seconds: Mapping[str, float], kind: str | None = None) -> dict[str, float]:
     """Add up the seconds of a `forecast` on the ranks of each layout.
 
-    Both bring the updated weights over.
+    Those that train and those that generate bring the updated weights over. kind: of phases, by default all.
     """
-    sides = {"train": 0.0, "infer": 0.0}
+    sides = dict.fromkeys(work.yamls, 0.0)
     for phase, took in seconds.items():
-        for side in sides if phase == "reshard" else (ROLES[PHASES[phase].role].layout,):
-            sides[side] += took
+        if kind in (None, PHASES[phase].kind):
+            own = ROLES[PHASES[phase].role].layout_in(sides)
+            for side in ("train", "infer") if phase == "reshard" else (own,):
+                sides[side] += took
     return sides
 
 
 def length_of_step(work: Work, seconds: Mapping[str, float]) -> float:
-    """Compute a step's seconds from a `forecast`; split ranks overlap with a staleness."""
+    """Compute a step's seconds from a `forecast`.
+
+    Split ranks overlap with a staleness. Ranks that only score do so while the policy scores, and train while it does.
+    """
+    sides = side_seconds(work, seconds)
+    hidden = 0.0
+    if work.scorers:
+        parts = [side_seconds(work, seconds, kind) for kind in ("score", "update")]
+        hidden = sum(min(part["train"], part[SCORE]) for part in parts)
     overlaps = work.infer.first_rank and work.config.trainer.staleness
-    return max(side_seconds(seconds).values()) if overlaps else sum(seconds.values())
+    if overlaps:
+        return max(sides["infer"], sum(took for side, took in sides.items() if side != "infer") - hidden)
+    return sum(seconds.values()) - hidden
 
 
 def idle_shares(work: Work, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -200,7 +212,7 @@ def idle_shares(work: Work, seconds: Mapping[str, float]) -> dict[str, float]:
     step = length_of_step(work, seconds)
     if not work.infer.first_rank or not step:
         return {}
-    return {side: 1 - took / step for side, took in side_seconds(seconds).items()}
+    return {side: 1 - took / step for side, took in side_seconds(work, seconds).items()}
 
 
 def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None) -> str:
@@ -215,6 +227,7 @@ def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None
     idle = ""
     if waits := idle_shares(work, seconds):
         idle = f"; ranks that train wait {waits['train']:.0%} of it, and ranks that generate {waits['infer']:.0%}"
+        idle += f", ranks that score {waits[SCORE]:.0%}" if work.scorers else ""
     return (
         f"about {short_duration(step)} a step ({named}){whole}{idle}, if every answer has "
         f"{work.config.rollout.max_new_tokens:,} tokens; compiling graphs comes on top"

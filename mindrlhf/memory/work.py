@@ -20,7 +20,7 @@ from mindrlhf.memory.rank_plan import Pass
 from mindrlhf.memory.reward_models import scoring_batches, scoring_yaml, verdict_engine
 from mindrlhf.memory.tower_activations import TowerBatch
 from mindrlhf.metrics.flops import GroupLengths
-from mindrlhf.model_roles import GENERATOR, POLICY, REFERENCE, RoleModel, role_of
+from mindrlhf.model_roles import GENERATOR, POLICY, REFERENCE, ROLES, SCORE, RoleModel, role_of
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows, tower_trains
 from mindrlhf.models.routing import RoutingForm
@@ -60,7 +60,7 @@ class Work:
         models = {}
         for name, one in roles.items():
             role = role_of(name)
-            every = partial(Partition.every_rank, yamls[role.layout])
+            every = partial(Partition.every_rank, yamls[role.layout_in(yamls)])
             parts = Partition.whole(one.model, scoring) if role.listed else every(one.model)
             models[name] = {part.rank: part for part in parts}
         fusing = not yamls["train"].context.device.fused_problem()
@@ -84,9 +84,14 @@ class Work:
 
     def yaml(self, name: str) -> ModelYaml:
         """Model YAML of a model's graphs."""
-        yaml = self.yamls[role_of(name).layout]
+        yaml = self.yamls[role_of(name).layout_in(self.yamls)]
         settings = self.roles[name].settings
         return scoring_yaml(yaml, settings) if settings else yaml
+
+    @property
+    def scorers(self) -> Sequence[int]:
+        """Ranks that only score."""
+        return self.yamls[SCORE].ranks if SCORE in self.yamls else ()
 
     @property
     def trains(self) -> Mapping[int, Partition]:
@@ -159,7 +164,8 @@ class Work:
 
     def groups(self, rank: int) -> set[Group]:
         """List the groups of several ranks that a rank is in."""
-        return rank_groups(self.ranks, (self.trains, self.infers), rank)
+        layouts = {role_of(name).layout_in(self.yamls): parts for name, parts in self.models.items() if name in ROLES}
+        return rank_groups(self.ranks, list(layouts.values()), rank)
 
     @property
     def communicator_bytes(self) -> int:
@@ -207,7 +213,7 @@ class Work:
         if settings := self.roles[name].settings:
             groups = -(-config.data.prompts_per_step // len(self.models[name]))
             return scoring_batches(settings, config.rollout, groups, self.lengths.prompt)
-        parallel = self.train.parallel
+        parallel = self.yaml(name).parallel
         groups = config.data.prompts_per_step // parallel.data_parallel
         least = 1
         if kind == "update":

@@ -61,7 +61,7 @@ def add_performance(
 
 
 def add_idle(metrics: MetricSet, seconds: Mapping[str, float], side: str) -> None:
-    """Add `trainer/idle_ratio` or `generator/idle_ratio`: a step's share of waiting."""
+    """Add `trainer/idle_ratio`, `generator/idle_ratio` or `scorer/idle_ratio`: a step's share of waiting."""
     metrics.add(f"{side}/idle_ratio", seconds.get("wait", 0.0), seconds.get(STEP, 0.0))
 
 

@@ -21,8 +21,6 @@ from mindrlhf.types import Experience
 class Critic(RolePart):
     """Transformer of the policy's shape with a value head and its own optimizer.
 
-    It has the training layout.
-
     Its weights come from a resumed run's checkpoint, else from `--load_critic_checkpoint`, by default the policy's. A
     checkpoint without a value head gets a head of zeros, so that the first values are 0. The loss is the mean over the
     trained tokens of a mini-batch. scorer: computes the value before each token.

@@ -381,6 +381,6 @@ class RolePart(ModelPart):
 
     def __init__(self, opening: Opening):
         model = opening.roles[self.role.name].model
-        yaml = opening.yamls[self.role.layout]
+        yaml = opening.yamls[self.role.layout_in(opening.yamls)]
         known = opening.known_rows if self.role.keeps_tower(model, opening.config) else None
         super().__init__(yaml, model, opening.collectives, opening.max_positions, opening.workspace, known)

@@ -37,12 +37,12 @@ class Parts(dict[str, ModelPart]):
         return self[POLICY.name]
 
     @property
-    def publishing(self) -> TrainedModel | Generator:
+    def publishing(self) -> TrainedModel | Generator | None:
         """Part that brings updated weights to the graphs that generate.
 
-        It is the generator's on a rank without the policy.
+        It is the generator's on a rank without the policy, and None on a rank that only scores.
         """
-        return self.get(POLICY.name) or self[GENERATOR.name]
+        return self.get(POLICY.name) or self.get(GENERATOR.name)
 
     def scoring(self) -> Iterator[ModelPart]:
         """Yield the parts that score tokens before a step's updates, in order."""
@@ -63,7 +63,8 @@ class Parts(dict[str, ModelPart]):
     def register(self, residency: Residency) -> None:
         """Let trained parts leave memory in phases that do not need them."""
         for part in (self.publishing, *self.trained()):
-            part.register(residency)
+            if part:
+                part.register(residency)
 
 
 def open_parts(
@@ -85,7 +86,7 @@ def open_parts(
     opening = Opening(config, yamls, roles, collectives, max_positions, checkpoint, known_rows=known_rows, zeros=zeros)
     rank = collectives.world.rank
     parts = Parts()
-    for name in (name for name, role in ROLES.items() if name in roles and rank in yamls[role.layout].ranks):
+    for name in (name for name, role in ROLES.items() if name in roles and rank in yamls[role.layout_in(yamls)].ranks):
         part = parts[name] = PARTS[name](opening)
         if ROLES[name].training is None:
             part.register(residency)
@@ -99,6 +100,8 @@ def open_parts(
 def publish_between_ranks(opening: Opening, parts: Parts) -> None:
     """Bring the first weights from ranks that train to ranks that generate."""
     opening.collectives.peers()  # a library connects all ranks at once
+    if parts.publishing is None:
+        return
     generator = parts.get(GENERATOR.name)
     other = POLICY if generator else GENERATOR
     theirs = Partition.every_rank(opening.yamls[other.layout], opening.roles[other.name].model)[0]

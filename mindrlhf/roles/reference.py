@@ -8,7 +8,7 @@ from mindspore import Parameter
 from mindrlhf import backend
 from mindrlhf.model_roles import REFERENCE
 from mindrlhf.models.initialize import build_parameters
-from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart
+from mindrlhf.roles.part import Arrays, ModelPart, Opening, Parameters, RolePart
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
@@ -37,9 +37,9 @@ class Following:
 
 
 class Reference(RolePart):
-    """Copy of the policy's first weights, in the training layout.
+    """Copy of the policy's first weights.
 
-    It is frozen, or follows the policy. It is complete after `join`.
+    It is frozen, or follows the policy. One that shares weights is complete after `join`.
     Training adapters does not change other weights: a reference that starts from the policy's weights then uses the
     policy's own, with the initial adapters or with none, and has a copy of only those adapters.
     """
@@ -55,10 +55,16 @@ class Reference(RolePart):
         weights = opening.weights(self.role.name, adapter=model.adapter and config.lora.adapter_path)
         self._own = build_parameters(reference.own(self.partition.specs), weights.reader(self.partition))
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)
+        if not reference.shares:
+            self._complete(self._own)
 
     def join(self, policy: ModelPart) -> None:
+        if len(self._own) < len(self.partition.specs):
+            self._complete({**policy.parameters, **self._own})
+
+    def _complete(self, parameters: Parameters) -> None:
         """Build the decoder from its own parameters, and the policy's for all others."""
-        self.hold({spec.name: {**policy.parameters, **self._own}[spec.name] for spec in self.partition.specs})
+        self.hold({spec.name: parameters[spec.name] for spec in self.partition.specs})
         head = PolicyLogProbs(self.decoder, self._config.rollout.temperature)
         self.scorer = Scorer(head, self._config.train, self.pipeline)
 

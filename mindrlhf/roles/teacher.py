@@ -7,7 +7,7 @@ from mindrlhf.training.scoring import Scorer
 
 
 class Teacher(RolePart):
-    """Frozen model of any size with the policy's vocabulary, in the training layout.
+    """Frozen model of any size with the policy's vocabulary.
 
     Its log-probs are at the temperature of generation, like the policy's.
     """

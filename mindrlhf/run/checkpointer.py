@@ -1,6 +1,7 @@
 """Checkpoints of a run on schedule, and its clean end before the last step."""
 
 import logging
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ class Checkpointer:
         self._saving = saving
         self._signals = signals
         self._reduce_max = collectives.all_reduce_max
+        self._gather = collectives.all_gather_object
         self._alone = collectives.size == 1
         signals.asking = settings.stop_signals
         metric, mode = settings.best
@@ -241,7 +243,8 @@ class Checkpointer:
             self._check_finite(groups)
             files = {f"{HF_FOLDER}/{name}": content for name, content in state.hf_files.items()}
             files |= {name: state.blobs[name].encode(kept) for name, kept in self._blob_snapshots.items()}
-            self._store.save(TrainingState(self._step, groups, self._counts, state.run, files), best)
+            counts = dict(ChainMap(*self._gather(self._counts)))  # a part may be on other ranks than the first
+            self._store.save(TrainingState(self._step, groups, counts, state.run, files), best)
             self._saved = self._step
 
     def _check_finite(self, groups: Mapping[str, ShardGroup]) -> None:

@@ -59,6 +59,6 @@ def graph_settings(described: Mapping[str, Any], kind: str, name: str) -> dict[s
     left_out.update(NOT_COMPILED)
     found = {name: part for name, part in described.items() if name != "flags"}
     found[kind] = {group: own for group, own in described[kind].items() if group not in left_out}
-    for yaml in ("train_yaml", "infer_yaml"):
+    for yaml in (name for name in described if name.endswith("_yaml")):
         found[yaml] = {key: value for key, value in described[yaml].items() if key != "path"}
     return found

@@ -81,13 +81,14 @@ class Report:
         residency: Residency,
         iterations: int = 1,
     ):
-        training = Partition.of_yaml(job.train, job.model, collectives.world.rank)
+        updates = job.updates(collectives.world.rank)
+        training = Partition.of_yaml(updates, job.model, collectives.world.rank)
         ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
         self._job = job
         self._data = data
         self._gather = collectives.all_gather_object
         self._ranks = collectives.size
-        self._replicas = Mesh.of_yaml(job.train).replicas
+        self._replicas = Mesh.of_yaml(updates).replicas
         self._own_rows = training is not None and training.first_of_replica
         self._timers = timers
         self._residency = residency

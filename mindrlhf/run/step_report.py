@@ -27,7 +27,8 @@ from mindrlhf.metrics.flops import GroupLengths, group_lengths
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.performance import add_idle, add_performance
 from mindrlhf.metrics.timer import Timers
-from mindrlhf.model_roles import POLICY, REWARD_MODEL, Role
+from mindrlhf.model_roles import POLICY, REWARD_MODEL, ROLES, SCORE, Role, role_of
+from mindrlhf.phases import PHASES, Phase
 from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
@@ -55,17 +56,22 @@ NAMES = {
 }
 
 
+SIDES = {"train": "trainer", "infer": "generator", SCORE: "scorer"}  # of a split job's layouts, in metrics
+
+
 @dataclass(frozen=True, eq=False)
 class StepResult:
     """Results of a step: this rank's experiences and updates, and rank-independent values.
 
-    updates: the policy's. other_updates: of roles that are trained alongside it.
+    updates: the policy's. other_updates: of roles that are trained alongside it. scored: experiences of a rank that
+    only scores.
     """
 
     experiences: list[Experience]
     updates: list[Update]
     other_updates: Mapping[Role, list[Update]] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
+    scored: Sequence[Experience] = ()
 
     def with_figures(self, figures: Mapping[str, float]) -> "StepResult":
         """Add rank-independent values."""
@@ -81,11 +87,14 @@ class StepReport(Report):
         self._records = settings.save_rollouts or (job.flags.save_data_file is not None and not settings.val_only)
         self._responses: ResponseWriter | None = None
         self._scoring_flops = 0.0  # of this rank's reward models in the step so far
-        self._side: str | None = None  # of ranks that train and ranks that generate
+        self._side: str | None = None  # of ranks that train, ranks that generate, and ranks that only score
+        self._elsewhere: list[str] = []  # phases of other sides, for the tokens of a rank that trains
         if job.splits:
-            trains = collectives.world.rank in job.train.ranks
-            self._side = "trainer" if trains else "generator"
-            self._ranks = len(job.train.ranks if trains else job.infer.ranks)
+            layout = next(name for name, yaml in job.yamls.items() if collectives.world.rank in yaml.ranks)
+            self._side = SIDES[layout]
+            self._ranks = len(job.yamls[layout].ranks)
+            if layout == "train":
+                self._elsewhere = [name for name, phase in PHASES.items() if _is_elsewhere(phase, job)]
         self._drawn: list[GroupLengths] = []  # lengths of groups that the step has generated for later steps
 
     def open_outputs(self, steps_done: int) -> None:
@@ -147,6 +156,7 @@ class StepReport(Report):
         """Write a step's metrics once its timers are closed; position: prompts drawn."""
         if not self._own_rows:
             result = StepResult([], [], figures=result.figures)
+        scored = [group_lengths(e) for e in (*result.experiences, *result.scored)]
         experiences = result.experiences
         updates = result.updates
         metrics, seconds = self._begin()
@@ -157,15 +167,14 @@ class StepReport(Report):
         if any("old_log_probs" not in e.tokens for e in experiences):  # otherwise `add_experience` has added them
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
-        elsewhere = ("gen",) if self._side == "trainer" else ()
-        add_performance(metrics, seconds, *token_counts(experiences), self._ranks, elsewhere)
+        add_performance(metrics, seconds, *token_counts(experiences), self._ranks, self._elsewhere)
         if self._side:
             add_idle(metrics, seconds, self._side)
         drawn = [*self._drawn, *(group_lengths(e) for e in experiences if e.policy_step == step)]
         self._drawn = []
         counted = {REWARD_MODEL.scoring.phase: self._scoring_flops, **self._of_images(metrics)}
         self._scoring_flops = 0.0
-        self._utilization.add(metrics, seconds, [group_lengths(e) for e in experiences], drawn, counted)
+        self._utilization.add(metrics, seconds, scored, drawn, counted)
         values = self._reduce(metrics, step, position)
         values |= result.figures | explained_variance(values)
         if self._job.config.rollout_correction.level is not None:
@@ -221,6 +230,13 @@ class StepReport(Report):
         finally:
             if self._responses:
                 self._responses.close(self.finished)
+
+
+def _is_elsewhere(phase: Phase, job: Job) -> bool:
+    """Test for a phase that only other ranks than those that train have."""
+    role = ROLES[phase.role]
+    used = {role_of(name).name for name in job.roles}
+    return phase.kind is not None and role.name in used and role.layout_in(job.yamls) != "train"
 
 
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:

@@ -7,7 +7,7 @@ from mindrlhf.backend.process.launch import World
 from mindrlhf.environments.open import open_partner
 from mindrlhf.evaluation.validation import ToldValidation, Validation, open_validation
 from mindrlhf.job import Job
-from mindrlhf.model_roles import GENERATOR, POLICY
+from mindrlhf.model_roles import GENERATOR, POLICY, SCORE
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.rewards.runner import open_rewards
 from mindrlhf.roles.parts import Parts, open_parts
@@ -17,8 +17,9 @@ from mindrlhf.run.run import Run, continued_checkpoint
 from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.run.training_data import TrainingData, read_training_data
+from mindrlhf.trainer.apart import ScoredApart
 from mindrlhf.trainer.credit import Credit
-from mindrlhf.trainer.grpo import GeneratingLoop, GRPOLoop
+from mindrlhf.trainer.grpo import GeneratingLoop, GRPOLoop, ScoringLoop
 from mindrlhf.trainer.preflight import preflight
 from mindrlhf.trainer.sources import open_source
 
@@ -47,12 +48,15 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency, known)
     trains = POLICY.name in parts
     credit = Credit(config, parts.policy.data_parallel) if trains else None
+    # All parts of a side have the same axis.
+    axis = next((part.data_parallel for part in parts.values() if part.scorer or part.updater), None)
+    apart = ScoredApart(job, run, axis) if axis and SCORE in job.yamls else None
     source = open_source(job, data, run, parts, rewards, partner)
     validation = open_held_out(job, data, run, parts, partner, stack)
     counters = {**source.counters, "kl": credit and credit.kl}
     run.begin(parts, counters, dict(source.blobs), stack)
-    loop = GRPOLoop if trains else GeneratingLoop
-    return loop(config, source, parts, credit, run, validation)
+    loop = GRPOLoop if trains else ScoringLoop if apart else GeneratingLoop
+    return loop(config, source, parts, credit, run, apart, validation)
 
 
 def open_held_out(

@@ -18,11 +18,19 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import differences
 from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
-from mindrlhf.configs.placement import SPLIT, Division, placed
+from mindrlhf.configs.placement import SCORER_FLAG, SPLIT, Division, layout_of_scorers, placed, placed_behind
 from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.sharing_checks import check_shared_weights
 from mindrlhf.configs.staleness import CORRECTION, check_parts, check_staleness
-from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
+from mindrlhf.configs.validate import (
+    check_divides,
+    check_dropout,
+    check_grpo,
+    check_layout,
+    check_sft,
+    check_training_layout,
+)
 from mindrlhf.configs.vision_checks import (
     check_frozen,
     check_seeing,
@@ -42,7 +50,7 @@ from mindrlhf.migration.mindrlhf.translation import MindRLHFTranslation, is_mind
 from mindrlhf.migration.mindrlhf.translation import translate as translate_mindrlhf
 from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.verl.translation import translate
-from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, Role, RoleModel, role_of
+from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, SCORE, Role, RoleModel, role_of
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 from mindrlhf.trainer.model_yamls import read_model_yamls, read_train_yaml, split_overrides
@@ -112,7 +120,10 @@ def read_model(flags: TrainFlags, config: GRPOSettings, yamls: Mapping[str, Mode
     if model.vision:
         check_seeing_policy(config, flags)
     check_tool_images(config.rollout, model)
-    check_grpo(config, train, infer, model, infer_model, workers)
+    score = yamls.get(SCORE)
+    check_grpo(config, train, infer, model, infer_model, workers, score.parallel.workers if score else 0)
+    if score:
+        check_scorers(config, score, model)
     return as_trained(model, config, train, path)
 
 
@@ -165,8 +176,9 @@ def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: Role
     check_same_architecture(path, model, role.title, role.flag)
     if role.value_head:
         return RoleModel(path, model.as_critic())
-    shares = model.adapter is not None and path == policy.path
-    return RoleModel(path, model if shares and config.lora.reference == "start" else model.base, shares)
+    alike = model.adapter is not None and path == policy.path
+    shares = alike and not (role.apart and flags.scorer_ranks)
+    return RoleModel(path, model if alike and config.lora.reference == "start" else model.base, shares)
 
 
 def read_other(role: Role, config: GRPOSettings, policy: ModelConfig, weights: bool) -> RoleModel:
@@ -216,6 +228,9 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, dict[str
     defaults = {**infer.sampling_defaults(), **train.adapter_defaults(), **division.defaults()}
     config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings, answer)
     infer = placed(train, infer, config.trainer.placement, division)
+    yamls = {"train": train, "infer": infer}
+    if score := layout_of_scorers(train, overrides["score_yaml"], division.scorers):
+        yamls[SCORE] = placed_behind(score, train, infer)
     infer.context.device.check_weights(config.rollout.weights)
     check_parts(config)
     rounds = correction_defaults(train, infer, config.rollout.weights)
@@ -230,7 +245,7 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, dict[str
                 generated_in(infer, config.rollout.weights),
                 train.model.compute_dtype,
             )
-    return flags, with_resume(config, flags.resume_training), {"train": train, "infer": infer}
+    return flags, with_resume(config, flags.resume_training), yamls
 
 
 def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "train") -> Mapping[str, Any]:
@@ -291,6 +306,27 @@ def with_resume(config: Run, flag: str | None) -> Run:
     path = flag if mode == "resume_path" else None
     trainer = config.trainer.model_copy(update={"resume_mode": mode, "resume_from_path": path})
     return config.model_copy(update={"trainer": trainer})
+
+
+def check_scorers(config: GRPOSettings, yaml: ModelYaml, model: ModelConfig) -> None:
+    """Check ranks that only score, which have one layout.
+
+    model: the policy's, which the critic has too. Raises UserError.
+    """
+    roles = [role for role in ROLES.values() if role.apart and role.used(config)]
+    if not roles:
+        found = f"{SCORER_FLAG} is {yaml.parallel.workers}, and the run has no reference, teacher or critic"
+        raise UserError(f"{found} (algorithm.beta is 0); leave it out.")
+    if steps := config.algorithm.reference_sync_steps:
+        found = f"algorithm.reference_sync_steps is {steps}, and with {SCORER_FLAG} the policy is on other ranks"
+        raise UserError(f"{found}; leave {SCORER_FLAG} out, or set reference_sync_steps to 0.")
+    check_layout(yaml, model, yaml.parallel.workers)
+    check_training_layout(yaml, config.train.length_bucket)
+    check_shared_weights(yaml, dropout=0.0)
+    ranks = yaml.parallel.data_parallel
+    updates = config.algorithm.updates_per_iteration if any(role.training for role in roles) else 1
+    name = f"the data_parallel {ranks} of {yaml.path}" + (f" x {updates} updates" if updates > 1 else "")
+    check_divides("data.prompts_per_step", config.data.prompts_per_step, ranks * updates, name)
 
 
 def check_same_architecture(path: str | None, model: ModelConfig, what: str, flag: str) -> None:

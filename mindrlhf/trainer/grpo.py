@@ -12,12 +12,13 @@ from mindrlhf.evaluation.validation import Validation
 from mindrlhf.metrics.experience import token_counts
 from mindrlhf.metrics.progress import Advance
 from mindrlhf.metrics.timer import STEP
-from mindrlhf.model_roles import POLICY, REFERENCE, Role
+from mindrlhf.model_roles import POLICY, REFERENCE, TRAINED, Role
 from mindrlhf.roles.parts import Parts
 from mindrlhf.roles.policy_updates import sequences
 from mindrlhf.run.report import StepRecord
 from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
+from mindrlhf.trainer.apart import ScoredApart
 from mindrlhf.trainer.credit import Credit
 from mindrlhf.trainer.dynamic_sampling import mark_trained, with_drawing_policy
 from mindrlhf.trainer.sources import Source
@@ -30,14 +31,16 @@ from mindrlhf.types import Experience, with_missing
 class GRPOLoop:
     """Order of a step's phases.
 
-    source: of the experiences. validation: None without held-out problems.
+    source: of the experiences. credit: None on ranks without the policy. apart: exchange with ranks that only score,
+    if there are any. validation: None without held-out problems.
     """
 
     config: GRPOSettings
     source: Source
     parts: Parts
-    credit: Credit
+    credit: Credit | None
     run: Run
+    apart: ScoredApart | None = None
     validation: Validation | None = None
 
     def steps(self) -> Iterator[StepRecord]:
@@ -57,7 +60,7 @@ class GRPOLoop:
     def reshard(self) -> None:
         """Bring the updated weights to the graphs that generate."""
         part = self.parts.publishing
-        if part.publishes:
+        if part and part.publishes:
             with self.run.timers("reshard"):
                 self.run.report.add_reshard(part.publish())
 
@@ -65,11 +68,14 @@ class GRPOLoop:
         """Compute log-probs and values of this rank's share, advantages over all, and update."""
         policy = self.parts.policy
         reference = self.parts.get(REFERENCE.name)
-        scheduled = step - self.config.trainer.staleness  # groups of older weights were carried over
-        experiences = with_drawing_policy(mark_trained(experiences, self.config), scheduled)
+        experiences = self.marked(experiences, step)
         own = self.with_log_probs(policy.data_parallel.share(experiences))
+        if self.apart:
+            own = self.apart.with_scores(own)
         with self.run.timers("adv"):
             own = self.credit(experiences, own)
+        if self.apart:
+            own = self.apart.with_returns(own)
         other_updates = self.update_others(own, step)
         updates = self.update_policy(own, step)
         if self.credit.kl:
@@ -79,14 +85,24 @@ class GRPOLoop:
                 reference.follow(policy)
         return StepResult(own, updates, other_updates, figures)
 
-    def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
-        """Add log-probs of reference, teacher and old policy, and values, if still missing."""
+    def marked(self, experiences: Sequence[Experience], step: int) -> list[Experience]:
+        """Mark the responses of all ranks that train, and the policies that drew them."""
+        scheduled = step - self.config.trainer.staleness  # groups of older weights were carried over
+        return with_drawing_policy(mark_trained(experiences, self.config), scheduled)
+
+    def with_scores(self, experiences: list[Experience]) -> list[Experience]:
+        """Add what this rank's parts compute of each token before updates, if still missing."""
         groups = [sequences(e) for e in experiences]
         for part in self.parts.scoring():
             scoring = part.role.scoring
             with self.run.timers(scoring.phase):
                 rows = part.scorer(groups)
             experiences = with_missing(experiences, scoring.array, rows)
+        return experiences
+
+    def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
+        """Add the scores, and log-probs of the old policy, if still missing."""
+        experiences = self.with_scores(experiences)
         if self.parts.policy.scores_old:
             experiences = with_missing(experiences, "old_log_probs", [e.rows("scored_log_probs") for e in experiences])
         return experiences
@@ -113,7 +129,8 @@ class GRPOLoop:
             seen.append(policy.update(part, rate, advance, kl.coefficient if kl else None))
             return seen[-1]
 
-        warmup_steps = max((part.settings.warmup_steps for part in self.parts.trained()), default=0)
+        others = [role for role in TRAINED if role.settings and role.used(self.config)]
+        warmup_steps = max((getattr(self.config, role.settings).warmup_steps for role in others), default=0)
         return self.update(POLICY, one_update, self.config.optimizer, experiences, step, warmup_steps)
 
     def update(
@@ -142,6 +159,17 @@ class GRPOLoop:
                 rate = learning_rate(settings, done + index, total)
                 updates.append(one_update(experiences[index % parts :: parts], rate, advance))
         return updates
+
+
+class ScoringLoop(GRPOLoop):
+    """Loop of a rank that only scores, and trains what scores, while others train the policy."""
+
+    def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
+        """Score this rank's share for the ranks that train, and make the updates of its own."""
+        part = next(self.parts.scoring())
+        own = self.with_scores(part.data_parallel.share(self.marked(experiences, step)))
+        own = self.apart.with_returns(self.apart.with_scores(own))
+        return StepResult([], [], self.update_others(own, step), figures, scored=own)
 
 
 class GeneratingLoop(GRPOLoop):

@@ -91,9 +91,9 @@ def _given(flags: LayoutFlags, role: LayoutName, overrides: Mapping[str, Sequenc
 
 
 def split_overrides(
-    overrides: Sequence[str], yamls: Sequence[str] = ("train_yaml", "infer_yaml")
+    overrides: Sequence[str], yamls: Sequence[str] = ("train_yaml", "infer_yaml", "score_yaml")
 ) -> dict[str, list[str]]:
-    """Split overrides by prefix: `train_yaml.`, `infer_yaml.`, or none for the run's settings."""
+    """Split overrides by prefix: `train_yaml.` and so on, or none for the run's settings."""
     split: dict[str, list[str]] = {name: [] for name in ("", *yamls)}
     for override in overrides:
         prefix, _, rest = override.partition(".")

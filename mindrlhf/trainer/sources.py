@@ -351,9 +351,10 @@ def counted_by(part: ModelPart | None) -> Share:
 
 
 def said_of_placement(job: Job) -> str:
-    """Say in one sentence which ranks train and which generate, and when."""
-    train, infer = (_numbered("rank", yaml.ranks) for yaml in (job.train, job.infer))
-    split = f"trainer.placement split: training on {train} and generation on {infer}"
+    """Say in one sentence which ranks train, generate and score, and when."""
+    train, infer, *score = (_numbered("rank", yaml.ranks) for yaml in job.yamls.values())
+    others = "".join(f", scoring on {ranks}" for ranks in score)
+    split = f"trainer.placement split: training on {train} and generation on {infer}{others}"
     if job.config.trainer.staleness:
         return f"{split}, at the same time"
     return f"{split}, in turn; with trainer.staleness=1 at the same time"

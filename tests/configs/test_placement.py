@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from planned_job import MODEL
 
+from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
 from mindrlhf.configs.placement import Division, check_workers, planned_workers
 from mindrlhf.errors import UserError
@@ -65,6 +67,29 @@ def test_one_yaml_serves_both_sides(tmp_path):
         ({"generator_ranks": 2}, (), "--generator_ranks is 2, and --trainer_ranks is not given"),
         ({"trainer_ranks": 0, "generator_ranks": 1}, (), "--trainer_ranks is 0; give 1 or more."),
         (
+            {"scorer_ranks": 1},
+            (),
+            "--scorer_ranks is 1, and --trainer_ranks and --generator_ranks are not given; give all",
+        ),
+        ({"trainer_ranks": 1, "generator_ranks": 1, "scorer_ranks": 0}, (), "--scorer_ranks is 0; give 1 or more."),
+        (
+            {"trainer_ranks": 1, "generator_ranks": 1},
+            ("score_yaml.parallel_config.model_parallel=2",),
+            "score_yaml.parallel_config.model_parallel=2 is given, and no rank only scores; give --scorer_ranks, or leave",
+        ),
+        (
+            {"trainer_ranks": 1, "generator_ranks": 1, "scorer_ranks": 1},
+            ("score_yaml.model.model_config.compute_dtype=bfloat16",),
+            "score_yaml.model.model_config.compute_dtype is given, and only the layout of ranks that score is their own; "
+            "set train_yaml.model.model_config.compute_dtype, which they have too",
+        ),
+        (
+            {"trainer_ranks": 1, "generator_ranks": 1, "scorer_ranks": 3},
+            ("score_yaml.parallel_config.model_parallel=2",),
+            "data_parallel 1 x model_parallel 2 x pipeline_stage 1 = 2, and --scorer_ranks is 3; set parallel_config to a "
+            "product of 3, or --scorer_ranks to 2.",
+        ),
+        (
             {"trainer_ranks": 1, "generator_ranks": 1},
             ("trainer.placement=colocated",),
             "trainer.placement is colocated, and --trainer_ranks and --generator_ranks divide the ranks; set",
@@ -93,6 +118,37 @@ def test_ranks_of_both_sides_are_all_workers():
         planned_workers(train, yaml("infer.yaml", data_parallel=3))
 
 
+def test_ranks_that_score_are_behind_the_others():
+    overrides = ("train_yaml.parallel_config.model_parallel=2",)
+    sides = {"trainer_ranks": 2, "generator_ranks": 1, "scorer_ranks": 4}
+    given = TrainFlags(load_sft_checkpoint_train="model", device_target="CPU", overrides=overrides, **sides)
+    yamls = read_settings(given)[2]
+    assert [yaml.ranks for yaml in yamls.values()] == [range(2), range(2, 3), range(3, 7)]
+    assert Mesh.of_yaml(yamls["score"]) == Mesh(dp=2, tp=2, ranks=(3, 4, 5, 6))
+    assert planned_workers(yamls["train"], yamls["infer"], 4) == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("algorithm.beta=0",), "--scorer_ranks is 3, and the run has no reference, teacher or critic"),
+        (
+            ("algorithm.beta=0.1", "algorithm.reference_sync_steps=2"),
+            "algorithm.reference_sync_steps is 2, and with --sc",
+        ),
+        (
+            ("algorithm.beta=0.1", "data.prompts_per_step=8"),
+            "data.prompts_per_step is 8, which the data_parallel 3 of score_yaml of score.yaml does not divide; set",
+        ),
+    ],
+)
+def test_what_ranks_that_score_cannot_do_is_refused(overrides, said):
+    score = yaml("score_yaml of score.yaml", first_rank=2, data_parallel=3)
+    with pytest.raises(UserError) as caught:
+        check.check_scorers(load_grpo_config(None, overrides), score, MODEL)
+    assert said in str(caught.value)
+
+
 def test_a_replay_is_not_split(tmp_path):
     flags = TrainFlags(load_sft_checkpoint_train="model", replay=tmp_path, overrides=("trainer.placement=split",))
     with pytest.raises(UserError, match=r"--replay generates nothing, and trainer.placement is split; set it to"):
@@ -100,5 +156,5 @@ def test_a_replay_is_not_split(tmp_path):
 
 
 def test_no_flags_are_no_division():
-    assert Division.of(TrainFlags()) == (None, None)
+    assert Division.of(TrainFlags()) == (None, None, None)
     assert Division.of(TrainFlags()).defaults() == {}

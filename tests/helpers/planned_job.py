@@ -6,6 +6,7 @@ from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettin
 from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.pictures import Lengths
 from mindrlhf.memory.work import Work
+from mindrlhf.model_roles import SCORE
 from mindrlhf.trainer.check import read_roles
 
 MODEL = ModelConfig(
@@ -21,12 +22,14 @@ MODEL = ModelConfig(
 SMALL = ("data.prompts_per_step=16", "rollout.num_generations=4", "rollout.max_new_tokens=16")
 
 
-def work(train=None, infer=None, settings=(), model=MODEL, lengths=None, first_rank=0) -> Work:
-    """A job on the CPU with these parallel settings; first_rank: of generation."""
+def work(train=None, infer=None, settings=(), model=MODEL, lengths=None, first_rank=0, score=None) -> Work:
+    """A job on the CPU with these parallel settings; first_rank: of generation. score: of ranks that only score."""
     yamls = {}
-    for name, given in (("train", train or {}), ("infer", infer or {})):
+    for name, given in (("train", train or {}), ("infer", infer or {}), (SCORE, score)):
+        if given is None:
+            continue
         parallel = ParallelSettings(**{"micro_batch_num": given.get("pipeline_stage", 1), **given})
-        first = first_rank if name == "infer" else 0
+        first = yamls["infer"].ranks.stop if name == SCORE else first_rank * (name == "infer")
         own = {"path": name, "first_rank": first, "model": ModelSettings(), "parallel": parallel}
         yamls[name] = ModelYaml(**own, context={"device_target": "CPU"})
     config = load_grpo_config(None, [*SMALL, *settings])

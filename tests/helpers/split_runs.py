@@ -13,7 +13,8 @@ SETTINGS = (
 )
 BEHIND = "trainer.staleness=1"
 # What differs between placements: times, memory, what moves, and the age of answers, which turns have not.
-PLACED = ("timing", "perf", "reshard/", "swap/", "trainer/", "generator/", "sample/stale", "sample/trajectory_spans")
+PLACED = ("timing", "perf", "reshard/", "swap/", "trainer/", "generator/", "scorer/", "sample/stale")
+PLACED += ("sample/trajectory_spans",)
 
 
 def arguments(task, folder, *settings, **flags) -> list[str]:
@@ -21,13 +22,14 @@ def arguments(task, folder, *settings, **flags) -> list[str]:
     return task.train(folder, *SETTINGS, held_out, *settings, **flags)
 
 
-def divided(trainers: int, generators: int) -> dict[str, str]:
-    return {"trainer_ranks": str(trainers), "generator_ranks": str(generators)}
+def divided(trainers: int, generators: int, scorers: int = 0) -> dict[str, str]:
+    sides = {"trainer_ranks": trainers, "generator_ranks": generators, "scorer_ranks": scorers}
+    return {flag: str(ranks) for flag, ranks in sides.items() if ranks}
 
 
-def split(task, folder, trainers: int, generators: int, *settings, **flags) -> jobs.Run:
-    argv = arguments(task, folder, *settings, **divided(trainers, generators), **flags)
-    jobs.train_apart(argv, trainers + generators, timeout=400)
+def split(task, folder, trainers: int, generators: int, *settings, scorers: int = 0, **flags) -> jobs.Run:
+    argv = arguments(task, folder, *settings, **divided(trainers, generators, scorers), **flags)
+    jobs.train_apart(argv, trainers + generators + scorers, timeout=400)
     return jobs.Run(folder)
 
 

@@ -26,6 +26,18 @@ def test_weights_go_to_ranks_that_generate_and_answers_to_ranks_that_train():
     assert exchanged(job, plan(*job.layouts)) == {"weights": 4 * weights, "experiences": 2 * answers}
 
 
+def test_ranks_that_score_get_the_answers_and_give_values_of_each_token():
+    settings = ("algorithm.advantage=gae", "algorithm.beta=0.1")
+    sides = {"train": {"data_parallel": 2}, "infer": {}, "score": {"data_parallel": 2}}
+    job = work(**sides, settings=settings, first_rank=2)
+    found = exchanged(job, plan(*job.layouts))
+    assert found["experiences"] == (2 + 2) * PROMPTS * (4 * PROMPT + SAMPLES * ANSWER * TOKEN)
+    tokens = PROMPTS * SAMPLES * ANSWER
+    assert found["scores"] == tokens * 4 * (2 * 2 + 2)  # log-probs and values to two ranks, returns to two ranks
+    frozen = work(**sides, settings=settings[1:], first_rank=2)
+    assert exchanged(frozen, plan(*frozen.layouts))["scores"] == tokens * 4 * 2
+
+
 def test_colocated_ranks_exchange_nothing():
     job = work({"data_parallel": 2}, {"data_parallel": 2})
     assert exchanged(job, plan(*job.layouts)) is None

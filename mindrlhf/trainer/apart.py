@@ -1,0 +1,68 @@
+"""Exchange of a step's arrays between ranks that train and ranks that only score (`--scorer_ranks`)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mindrlhf.job import Job
+from mindrlhf.model_roles import SCORE, role_of
+from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.run.run import Run
+from mindrlhf.types import Experience, with_missing
+
+Rows = Mapping[str, tuple[np.ndarray, ...]]
+"""Arrays of a group by their names in `token_arrays`."""
+
+
+class ScoredApart:
+    """One rank's side of the exchange; ranks that generate have none.
+
+    Both sides have a step's experiences of all ranks in the same order, and meet twice: values of each token go to the
+    ranks that train, and their returns to a model that trains on the ranks that score. data_parallel: this rank's axis
+    on its side.
+    """
+
+    def __init__(self, job: Job, run: Run, data_parallel: DataParallel):
+        train, score = job.train.ranks, job.yamls[SCORE].ranks
+        roles = [role_of(name) for name in job.roles if role_of(name).apart]
+        self._run = run
+        self._collectives = run.collectives.over(sorted([*train, *score]))
+        self._data_parallel = data_parallel
+        self._scores = run.collectives.world.rank in score
+        self._first_scorer, self._first_trainer = score[0], train[0]
+        self._names = [role.scoring.array for role in roles]
+        self._trains = any(role.training for role in roles)
+
+    def with_scores(self, own: Sequence[Experience]) -> list[Experience]:
+        """Bring the values of each token to the ranks that train.
+
+        own: this rank's experiences; on ranks that score, with these values.
+        """
+        return self._brought(own, self._names, self._first_scorer, tells=self._scores)
+
+    def with_returns(self, own: Sequence[Experience]) -> list[Experience]:
+        """Bring the returns to the ranks that score, if a model there trains.
+
+        own: this rank's experiences; on ranks that train, with the returns.
+        """
+        names = ["returns"] if self._trains else []
+        return self._brought(own, names, self._first_trainer, tells=not self._scores)
+
+    def _brought(self, own: Sequence[Experience], names: Sequence[str], root: int, tells: bool) -> list[Experience]:
+        """Bring arrays of all experiences from one side to the other.
+
+        root: a rank of the side that has them. tells: this rank is on that side.
+        """
+        if not names:
+            return list(own)
+        every: list[Rows] | None = None
+        if tells:
+            parts = self._data_parallel.gather([{name: e.tokens[name] for name in names} for e in own])
+            every = [rows for part in parts for rows in part]
+        with self._run.timers("wait"):
+            every = self._collectives.broadcast_object(every, root)
+        experiences = list(own)
+        for name in names if not tells else ():
+            mine = [rows[name] for rows in self._data_parallel.share(every)]
+            experiences = with_missing(experiences, name, mine)
+        return experiences

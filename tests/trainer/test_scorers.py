@@ -1,0 +1,82 @@
+"""Ranks that only score, and train the critic: the run is that of ranks that do everything, to the last bit."""
+
+import jobs
+import numpy as np
+import pytest
+from split_runs import BEHIND, assert_same, column, split, together
+
+CRITIC = ("algorithm.advantage=gae", "critic.warmup_steps=1")
+
+
+def assert_same_critic(run: jobs.Run, other: jobs.Run) -> None:
+    name = "ckpt/critic/model.safetensors"
+    assert (run.folder / name).read_bytes() == (other.folder / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def one(task, tmp_path_factory) -> jobs.Run:
+    """One process with reference and critic, one step behind."""
+    return together(task, tmp_path_factory.mktemp("one"), BEHIND, *CRITIC)
+
+
+@pytest.mark.msrun
+def test_a_reference_and_a_critic_apart_are_those_of_one_process(task, one, tmp_path):
+    run = split(task, tmp_path, 1, 1, BEHIND, *CRITIC, scorers=1)
+    assert_same(run, one)
+    assert_same_critic(run, one)
+    for side in ("trainer", "generator", "scorer"):
+        idle = column(run, f"{side}/idle_ratio")
+        assert ((idle >= 0) & (idle < 1)).all(), (side, idle)
+    for phase in ("gen", "ref", "values", "update_critic", "update_actor"):
+        assert (column(run, f"timing_per_token_ms/{phase}")[1:] > 0).all(), phase
+    assert (column(run, "perf/mfu/critic")[-1:] > 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_in_turn_with_a_reference_alone(task, tmp_path):
+    assert_same(split(task, tmp_path / "apart", 1, 1, scorers=1), together(task, tmp_path / "one"))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("reference", ["start", "base"])
+def test_a_reference_under_adapters_has_weights_of_its_own(task, tmp_path, reference):
+    settings = (BEHIND, "lora.rank=4", f"lora.reference={reference}", *CRITIC)
+    run = split(task, tmp_path / "apart", 1, 1, *settings, scorers=1)
+    assert_same(run, together(task, tmp_path / "one", *settings))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_two_ranks_score_in_a_layout_of_their_own(task, one, tmp_path):
+    """With tensor parallelism, whose sums have another order; the policy's answers are the same at first."""
+    run = split(task, tmp_path, 1, 1, BEHIND, *CRITIC, "score_yaml.parallel_config.model_parallel=2", scorers=2)
+    assert run.responses[:16] == one.responses[:16]
+    for name in ("critic/vf_loss", "critic/values/mean", "actor/reward_kl_penalty"):
+        np.testing.assert_allclose(column(run, name)[:2], column(one, name)[:2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_replicas_that_score_share_the_step(task, tmp_path):
+    settings = (BEHIND, *CRITIC, *jobs.layout("train", "dp2"))
+    apart = split(task, tmp_path / "apart", 2, 1, *settings, scorers=2)
+    assert_same(apart, split(task, tmp_path / "split", 2, 1, *settings))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_a_run_goes_on_with_and_without_ranks_that_score(task, one, tmp_path):
+    """The critic's weights, moments and count of updates are in the checkpoint, whoever trains it."""
+    first, second = {"trainer.save_freq=1"}, {"resume_training": "auto"}
+    folder = tmp_path / "run"
+    split(task, folder, 1, 1, BEHIND, *CRITIC, *first, "trainer.total_steps=2", scorers=1)
+    run = together(task, folder, BEHIND, *CRITIC, *first, **second)
+    assert run.responses == one.responses
+    assert_same_critic(run, one)
+    other = tmp_path / "other"
+    together(task, other, BEHIND, *CRITIC, *first, "trainer.total_steps=2")
+    run = split(task, other, 1, 1, BEHIND, *CRITIC, *first, scorers=1, **second)
+    assert run.responses == one.responses
+    assert_same_critic(run, one)
