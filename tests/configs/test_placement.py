@@ -75,19 +75,19 @@ def test_one_yaml_serves_both_sides(tmp_path):
         (
             {"trainer_ranks": 1, "generator_ranks": 1},
             ("score_yaml.parallel_config.model_parallel=2",),
-            "score_yaml.parallel_config.model_parallel=2 is given, and no rank only scores; give --scorer_ranks, or leave",
+            "score_yaml.parallel_config.model_parallel=2 is given, and no rank only scores; give --scorer_ranks",
         ),
         (
             {"trainer_ranks": 1, "generator_ranks": 1, "scorer_ranks": 1},
             ("score_yaml.model.model_config.compute_dtype=bfloat16",),
-            "score_yaml.model.model_config.compute_dtype is given, and only the layout of ranks that score is their own; "
-            "set train_yaml.model.model_config.compute_dtype, which they have too",
+            "score_yaml.model.model_config.compute_dtype is given, and only the layout of ranks that score is their "
+            "own; set train_yaml.model.model_config.compute_dtype, which they have too",
         ),
         (
             {"trainer_ranks": 1, "generator_ranks": 1, "scorer_ranks": 3},
             ("score_yaml.parallel_config.model_parallel=2",),
-            "data_parallel 1 x model_parallel 2 x pipeline_stage 1 = 2, and --scorer_ranks is 3; set parallel_config to a "
-            "product of 3, or --scorer_ranks to 2.",
+            "data_parallel 1 x model_parallel 2 x pipeline_stage 1 = 2, and --scorer_ranks is 3; set parallel_config "
+            "to a product of 3, or --scorer_ranks to 2.",
         ),
         (
             {"trainer_ranks": 1, "generator_ranks": 1},

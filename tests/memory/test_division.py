@@ -55,6 +55,16 @@ def test_the_proposal_follows_the_longer_side():
     assert long.proposed is long.given
 
 
+def test_ranks_that_score_are_not_divided():
+    job = work({}, {}, ("algorithm.beta=0.1",), first_rank=1, score={"data_parallel": 2})
+    divisions = compared(job, lambda one: {"gen": 1.0, "ref": 1.0 / len(one.models["reference"]), "update_actor": 3.0})
+    assert numbers(divisions) == [(1, 1)]
+    assert divisions.given.scorers == 2
+    assert divisions.colocated.trainers == 4, "all ranks, of which none only scores"
+    assert divisions.colocated.step_seconds == 1 + 0.25 + 3
+    assert any("all 4 do both" in line for line in division_lines(divisions.figures()))
+
+
 def test_ten_times_slower_decoding_moves_ranks_to_generation():
     alone = work()
     for slower, trainers in ((1, 4), (10, 2)):

@@ -101,3 +101,31 @@ def test_sides_overlap_with_a_staleness(staleness, length):
     colocated = work({}, {}, (f"trainer.staleness={staleness}",))
     assert length_of_step(colocated, seconds) == 10.0
     assert "wait" not in time_line(colocated, 5, seconds)
+
+
+PPO = ("algorithm.advantage=gae", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2")
+
+
+@pytest.mark.parametrize(("staleness", "length"), [(0, 3 + 3 + 6), (1, 3 + 6)])
+def test_ranks_score_while_the_policy_scores_and_train_while_it_trains(staleness, length):
+    seconds = {"gen": 3.0, "ref": 3.0, "old_log_prob": 2.0, "update_critic": 4.0, "update_actor": 6.0}
+    job = work({}, {}, (*PPO, f"trainer.staleness={staleness}"), first_rank=1, score={})
+    assert length_of_step(job, seconds) == length
+    assert f"ranks that score {1 - 7 / length:.0%}" in time_line(job, 5, seconds)
+
+
+def test_reference_and_critic_are_on_the_ranks_that_score():
+    job = work({}, {}, PPO, first_rank=1, score={"model_parallel": 2})
+    trains, generates, *scores = ({*plan.roles} for plan in rank_plans(job))
+    assert [plan.rank for plan in rank_plans(job)] == [0, 1, 2, 3]
+    assert trains == {"train_weights", "gradients", "moments"}
+    assert generates == {"infer_weights", "kv_cache"}
+    assert scores == [{"reference", "critic", "critic_gradients", "critic_moments"}] * 2
+    alone = rank_plans(work({}, {}, PPO, first_rank=1))[0].roles
+    found = [plan.roles for plan in rank_plans(job)[2:]]
+    assert sum(roles["reference"] for roles in found) < 1.1 * alone["reference"], "norms are on both"
+    figures = plan_figures(job, reshard_plan(*job.layouts), limit=GIB) | {"time": "-", "division": None}
+    text = plan_text(job, figures, "given", "limit")
+    assert "generates dp 1 x tp 1 x pp 1, scores dp 1 x tp 2 x pp 1 on ranks of their own" in text
+    assert "of answers to the others" in text
+    assert "of scores between these" in text
