@@ -66,10 +66,13 @@ class Job:
         """True if ranks train and generate apart (`trainer.placement`)."""
         return self.infer.first_rank > 0
 
+    def layout(self, rank: int) -> str:
+        """Return the name of a rank's layout, the training one where several are on it."""
+        return next(name for name, yaml in self.yamls.items() if rank in yaml.ranks)
+
     def updates(self, rank: int) -> ModelYaml:
         """Model YAML of the updates that a rank makes, if it makes any."""
-        score = self.yamls.get(SCORE)
-        return score if score and rank in score.ranks else self.train
+        return self.yamls[SCORE] if self.layout(rank) == SCORE else self.train
 
     @property
     def policy(self) -> RoleModel:

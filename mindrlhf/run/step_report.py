@@ -90,7 +90,7 @@ class StepReport(Report):
         self._side: str | None = None  # of ranks that train, ranks that generate, and ranks that only score
         self._elsewhere: list[str] = []  # phases of other sides, for the tokens of a rank that trains
         if job.splits:
-            layout = next(name for name, yaml in job.yamls.items() if collectives.world.rank in yaml.ranks)
+            layout = job.layout(collectives.world.rank)
             self._side = SIDES[layout]
             self._ranks = len(job.yamls[layout].ranks)
             if layout == "train":

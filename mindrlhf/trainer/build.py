@@ -17,8 +17,8 @@ from mindrlhf.run.run import Run, continued_checkpoint
 from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.run.training_data import TrainingData, read_training_data
-from mindrlhf.trainer.apart import ScoredApart
 from mindrlhf.trainer.credit import Credit
+from mindrlhf.trainer.exchange import Exchange, ScoredApart
 from mindrlhf.trainer.grpo import GeneratingLoop, GRPOLoop, ScoringLoop
 from mindrlhf.trainer.preflight import preflight
 from mindrlhf.trainer.sources import open_source
@@ -48,15 +48,22 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency, known)
     trains = POLICY.name in parts
     credit = Credit(config, parts.policy.data_parallel) if trains else None
-    # All parts of a side have the same axis.
-    axis = next((part.data_parallel for part in parts.values() if part.scorer or part.updater), None)
-    apart = ScoredApart(job, run, axis) if axis and SCORE in job.yamls else None
+    exchange = open_exchange(job, run, parts)
     source = open_source(job, data, run, parts, rewards, partner)
     validation = open_held_out(job, data, run, parts, partner, stack)
     counters = {**source.counters, "kl": credit and credit.kl}
     run.begin(parts, counters, dict(source.blobs), stack)
-    loop = GRPOLoop if trains else ScoringLoop if apart else GeneratingLoop
-    return loop(config, source, parts, credit, run, apart, validation)
+    kinds = {"train": GRPOLoop, "infer": GeneratingLoop, SCORE: ScoringLoop}
+    return kinds[job.layout(world.rank)](config, source, parts, credit, run, exchange, validation)
+
+
+def open_exchange(job: Job, run: Run, parts: Parts) -> Exchange:
+    """Open the exchange between ranks that train and ranks that only score, on these ranks."""
+    layout = job.layout(run.collectives.world.rank)
+    if SCORE not in job.yamls or layout == "infer":
+        return Exchange()
+    first = next(iter(parts.values()))  # all parts of a side have the same axis
+    return ScoredApart(job, run, first.data_parallel)
 
 
 def open_held_out(

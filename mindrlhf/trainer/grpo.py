@@ -5,7 +5,7 @@ Algorithms of the family differ in these parts: the groups of a step (`source`),
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindrlhf.configs.grpo import GRPOSettings, OptimizerSettings
 from mindrlhf.evaluation.validation import Validation
@@ -18,9 +18,9 @@ from mindrlhf.roles.policy_updates import sequences
 from mindrlhf.run.report import StepRecord
 from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
-from mindrlhf.trainer.apart import ScoredApart
 from mindrlhf.trainer.credit import Credit
 from mindrlhf.trainer.dynamic_sampling import mark_trained, with_drawing_policy
+from mindrlhf.trainer.exchange import Exchange
 from mindrlhf.trainer.sources import Source
 from mindrlhf.training.optimizer import learning_rate
 from mindrlhf.training.updater import Update
@@ -31,8 +31,8 @@ from mindrlhf.types import Experience, with_missing
 class GRPOLoop:
     """Order of a step's phases.
 
-    source: of the experiences. credit: None on ranks without the policy. apart: exchange with ranks that only score,
-    if there are any. validation: None without held-out problems.
+    source: of the experiences. credit: None on ranks without the policy. exchange: with ranks that only score.
+    validation: None without held-out problems.
     """
 
     config: GRPOSettings
@@ -40,7 +40,7 @@ class GRPOLoop:
     parts: Parts
     credit: Credit | None
     run: Run
-    apart: ScoredApart | None = None
+    exchange: Exchange = field(default_factory=Exchange)
     validation: Validation | None = None
 
     def steps(self) -> Iterator[StepRecord]:
@@ -69,13 +69,10 @@ class GRPOLoop:
         policy = self.parts.policy
         reference = self.parts.get(REFERENCE.name)
         experiences = self.marked(experiences, step)
-        own = self.with_log_probs(policy.data_parallel.share(experiences))
-        if self.apart:
-            own = self.apart.with_scores(own)
+        own = self.exchange.with_scores(self.with_log_probs(policy.data_parallel.share(experiences)))
         with self.run.timers("adv"):
             own = self.credit(experiences, own)
-        if self.apart:
-            own = self.apart.with_returns(own)
+        own = self.exchange.with_returns(own)
         other_updates = self.update_others(own, step)
         updates = self.update_policy(own, step)
         if self.credit.kl:
@@ -168,7 +165,7 @@ class ScoringLoop(GRPOLoop):
         """Score this rank's share for the ranks that train, and make the updates of its own."""
         part = next(self.parts.scoring())
         own = self.with_scores(part.data_parallel.share(self.marked(experiences, step)))
-        own = self.apart.with_returns(self.apart.with_scores(own))
+        own = self.exchange.with_returns(self.exchange.with_scores(own))
         return StepResult([], [], self.update_others(own, step), figures, scored=own)
 
 

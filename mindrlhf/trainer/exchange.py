@@ -14,12 +14,28 @@ Rows = Mapping[str, tuple[np.ndarray, ...]]
 """Arrays of a group by their names in `token_arrays`."""
 
 
-class ScoredApart:
-    """One rank's side of the exchange; ranks that generate have none.
+class Exchange:
+    """Exchange of a job in which no rank only scores: nothing moves."""
 
-    Both sides have a step's experiences of all ranks in the same order, and meet twice: values of each token go to the
-    ranks that train, and their returns to a model that trains on the ranks that score. data_parallel: this rank's axis
-    on its side.
+    def with_scores(self, own: list[Experience]) -> list[Experience]:
+        """Bring the values of each token to the ranks that train.
+
+        own: this rank's experiences; on ranks that score, with these values.
+        """
+        return own
+
+    def with_returns(self, own: list[Experience]) -> list[Experience]:
+        """Bring the returns to the ranks that score, if a model there trains.
+
+        own: this rank's experiences; on ranks that train, with the returns.
+        """
+        return own
+
+
+class ScoredApart(Exchange):
+    """Exchange on a rank that trains or only scores.
+
+    Both sides have a step's experiences of all ranks in the same order. data_parallel: this rank's axis on its side.
     """
 
     def __init__(self, job: Job, run: Run, data_parallel: DataParallel):
@@ -33,36 +49,26 @@ class ScoredApart:
         self._names = [role.scoring.array for role in roles]
         self._trains = any(role.training for role in roles)
 
-    def with_scores(self, own: Sequence[Experience]) -> list[Experience]:
-        """Bring the values of each token to the ranks that train.
-
-        own: this rank's experiences; on ranks that score, with these values.
-        """
+    def with_scores(self, own: list[Experience]) -> list[Experience]:
         return self._brought(own, self._names, self._first_scorer, tells=self._scores)
 
-    def with_returns(self, own: Sequence[Experience]) -> list[Experience]:
-        """Bring the returns to the ranks that score, if a model there trains.
-
-        own: this rank's experiences; on ranks that train, with the returns.
-        """
+    def with_returns(self, own: list[Experience]) -> list[Experience]:
         names = ["returns"] if self._trains else []
         return self._brought(own, names, self._first_trainer, tells=not self._scores)
 
-    def _brought(self, own: Sequence[Experience], names: Sequence[str], root: int, tells: bool) -> list[Experience]:
+    def _brought(self, own: list[Experience], names: Sequence[str], root: int, tells: bool) -> list[Experience]:
         """Bring arrays of all experiences from one side to the other.
 
         root: a rank of the side that has them. tells: this rank is on that side.
         """
         if not names:
-            return list(own)
+            return own
         every: list[Rows] | None = None
         if tells:
             parts = self._data_parallel.gather([{name: e.tokens[name] for name in names} for e in own])
             every = [rows for part in parts for rows in part]
         with self._run.timers("wait"):
             every = self._collectives.broadcast_object(every, root)
-        experiences = list(own)
         for name in names if not tells else ():
-            mine = [rows[name] for rows in self._data_parallel.share(every)]
-            experiences = with_missing(experiences, name, mine)
-        return experiences
+            own = with_missing(own, name, [rows[name] for rows in self._data_parallel.share(every)])
+        return own
