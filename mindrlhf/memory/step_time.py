@@ -228,7 +228,11 @@ def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None
     if waits := idle_shares(work, seconds):
         idle = f"; ranks that train wait {waits['train']:.0%} of it, and ranks that generate {waits['infer']:.0%}"
         idle += f", ranks that score {waits[SCORE]:.0%}" if work.scorers else ""
+    sampling = work.config.dynamic_sampling
+    rounds = ""
+    if sampling.enabled and sampling.max_rounds > 1:
+        rounds = f" and one round of generation is enough (dynamic_sampling.max_rounds {sampling.max_rounds})"
     return (
         f"about {short_duration(step)} a step ({named}){whole}{idle}, if every answer has "
-        f"{work.config.rollout.max_new_tokens:,} tokens; compiling graphs comes on top"
+        f"{work.config.rollout.max_new_tokens:,} tokens{rounds}; compiling graphs comes on top"
     )

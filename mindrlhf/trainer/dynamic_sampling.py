@@ -93,7 +93,8 @@ class StepSampling:
         if missing:
             left = f"the step trains on the other {len(step)}" if step else "the step has nothing to train on"
             found = f"{missing} of {self._size} groups have no spread"
-            _log.warning(f"after {self._rounds} rounds of generation {found}: {left}")
+            rounds = "one round" if self._rounds == 1 else f"{self._rounds} rounds"
+            _log.warning(f"after {rounds} of generation {found}: {left}")
         return [*step, *self._without[:missing]], {
             "sampling/rounds": self._rounds,
             "sampling/dropped_groups": len(self._without),

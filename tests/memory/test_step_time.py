@@ -123,6 +123,9 @@ def test_the_forecast_names_the_step_the_run_and_what_it_leaves_out():
     assert line.startswith(f"about {sum(seconds.values()):.1f}s a step (gen {seconds['gen']:.1f}s, ref ")
     assert line.endswith(" for 1,000 steps, if every answer has 64 tokens; compiling graphs comes on top")
     assert "steps" not in time_line(work(), None, forecast(work(), [RATES]))
+    for rounds, said in ((1, "64 tokens;"), (3, "64 tokens and one round of generation is enough (dynamic_sampling.")):
+        job = work("dynamic_sampling.enabled=True", f"dynamic_sampling.max_rounds={rounds}")
+        assert said in time_line(job, None, forecast(job, [RATES]))
 
 
 def test_rates_are_measured_at_the_shapes_of_the_job(monkeypatch):
