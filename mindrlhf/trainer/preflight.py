@@ -1,7 +1,6 @@
 """Checks of the environment before a job: errors of one sentence, or one summary."""
 
 import logging
-import os
 import shutil
 import socket
 import tempfile
@@ -18,6 +17,7 @@ from mindrlhf.algorithms.rehearsal import rehearse_advantage, rehearse_loss
 from mindrlhf.backend import find_device
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import operator_threads
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.algorithm import AlgorithmSettings
@@ -82,7 +82,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     for folder in {job.output, job.flags.save_ckpt_dir}:
         check_writable(folder)
     dtype = job.train.model.compute_dtype
-    threads = int(os.environ.get("OMP_NUM_THREADS", 1))
+    threads = operator_threads()
     ceiling = matmul_ceiling(world.device_target, dtype)
     rates = run_rates(work, data.total_steps, ceiling) if work else None
     reward = None

@@ -284,3 +284,12 @@ def _choose_threads(size: int, started_by_msrun: bool) -> None:
         workers = 1 if cores != msrun.cores else msrun.local_workers or size
     if not wanted:
         os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // workers))
+
+
+def operator_threads() -> int:
+    """Return the threads of this process's operators, as the compiled ones count them.
+
+    It is the first number of OMP_NUM_THREADS, which may be a list; without a number it is that of cores.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else len(usable_cores())

@@ -19,7 +19,7 @@ from workers import ROOT, WorkersFailed, run_msrun, run_workers
 from mindrlhf.backend.comm.point_to_point import PeerGone
 from mindrlhf.backend.comm.tcp import Channels
 from mindrlhf.backend.process import launch as launching
-from mindrlhf.backend.process.launch import World, join_library, launch, started_workers
+from mindrlhf.backend.process.launch import World, join_library, launch, operator_threads, started_workers
 from mindrlhf.errors import UserError
 
 SCRIPT = """
@@ -99,6 +99,14 @@ def test_too_many_workers_for_the_layout(monkeypatch):
     monkeypatch.setenv("MS_WORKER_NUM", "4")
     with pytest.raises(UserError, match=r"worker count 2 .* it is 4 here"):
         launch("CPU", worker_count=2)
+
+
+@pytest.mark.parametrize(("given", "threads"), [("3", 3), ("2,1", 2), (" 4 ", 4), ("", 7), ("0", 7), ("many", 7)])
+def test_threads_of_operators(monkeypatch, given, threads):
+    """As `native/team.h` reads the variable."""
+    monkeypatch.setattr("mindrlhf.backend.process.launch.usable_cores", lambda: set(range(7)))
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert operator_threads() == threads
 
 
 def test_unknown_device_target(environment):
