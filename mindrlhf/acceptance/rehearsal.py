@@ -20,6 +20,7 @@ from mindrlhf.memory.work import Work
 from mindrlhf.model_roles import GENERATOR, POLICY
 from mindrlhf.models.vision.fixed_tower import open_known_rows
 from mindrlhf.phases import CACHE
+from mindrlhf.roles.part import ModelPart
 from mindrlhf.roles.parts import open_parts
 from mindrlhf.run.run import open_residency
 from mindrlhf.shapes import longest_position
@@ -52,15 +53,14 @@ def rehearse(work: Work, world: World, folder: Path, stop_ids: Sequence[int]) ->
         for engine, samples in zip(engines, (config.rollout.num_generations, 1), strict=True):
             if engine:
                 engine.rehearse(own, samples)
-    if POLICY.name in parts:
-        groups = [longest_group(work, one) for one in parts.policy.data_parallel.share(prompts)]
-        for part in parts.scoring():
-            residency.enter(part.role.scoring.phase)
-            part.scorer.rehearse(groups)
-        for part in (*parts.trained(), parts.policy):
-            residency.enter(part.role.training.phase)
-            part.updater.rehearse(groups[:: config.algorithm.updates_per_iteration])
-    if parts.publishing.publishes:
+    for part in parts.scoring():
+        residency.enter(part.role.scoring.phase)
+        part.scorer.rehearse(longest_groups(work, part, prompts))
+    policy = [parts.policy] if POLICY.name in parts else []
+    for part in (*parts.trained(), *policy):
+        residency.enter(part.role.training.phase)
+        part.updater.rehearse(longest_groups(work, part, prompts)[:: config.algorithm.updates_per_iteration])
+    if parts.publishing and parts.publishing.publishes:
         residency.enter("reshard")
         parts.publishing.publish()
 
@@ -96,6 +96,11 @@ def blank_pictures(bound: Pictures, vision: VisionConfig, number: int) -> tuple:
     pixels = np.zeros((rows * vision.patch_size, columns * vision.patch_size, 3), np.uint8)
     names = (f"{number} {place}".encode() for place in range(bound.count))
     return tuple(Picture(pixels, hashlib.blake2b(one, digest_size=DIGEST_BYTES).digest(), settings) for one in names)
+
+
+def longest_groups(work: Work, part: ModelPart, prompts: Sequence[Prompt]) -> list[SequenceGroup]:
+    """Answer a part's share of the prompts with the longest responses."""
+    return [longest_group(work, one) for one in part.data_parallel.share(prompts)]
 
 
 def longest_group(work: Work, prompt: Prompt) -> SequenceGroup:

@@ -117,6 +117,15 @@ def test_ranks_that_train_and_ranks_that_generate(pair):
 
 
 @pytest.mark.slow
+def test_ranks_that_only_score(pair):
+    sides = ("--trainer_ranks", "1", "--generator_ranks", "1", "--scorer_ranks", "2")
+    settings = (*sides, "algorithm.beta=0.04", "algorithm.advantage=gae", "score_yaml.parallel_config.model_parallel=2")
+    assert compiled(pair, 0, *settings) == WHOLE[4:]
+    for rank in (2, 3):
+        assert compiled(pair, rank, *settings) == ["train/scores", "train/scores", "train/loss", *UPDATE]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("freeze", "tower"), [("[]", []), ("[vision, merger]", ["tower/rows"])])
 def test_a_model_that_sees(seeing, freeze, tower):
     layouts = (*jobs.layout("train", "tp2"), *jobs.layout("infer", "dp2"), "algorithm.beta=0.04")
