@@ -10,7 +10,6 @@ def check_experts(config: GRPOSettings, infer: ModelYaml, model: ModelConfig) ->
     """Check the settings of a GRPO run that concern experts."""
     check_routing_replay(config, model)
     check_spread_generation(infer, config.rollout.weights)
-    check_spread_parts(infer, config.rollout.tokens_per_step)
 
 
 def check_routing_replay(config: GRPOSettings, model: ModelConfig) -> None:
@@ -51,16 +50,6 @@ def check_spread_generation(infer: ModelYaml, weights: str) -> None:
     if weights != "train":
         right = "set weights to train, or expert_parallel to 1"
         _refuse_spread(infer, f"rollout.weights is {weights}", "which generates with the trained weights only", right)
-
-
-def check_spread_parts(infer: ModelYaml, tokens: int | None) -> None:
-    """Check that spread experts draw whole answers.
-
-    tokens: `rollout.tokens_per_step`.
-    """
-    if tokens is not None:
-        right = "leave it out, or set expert_parallel to 1"
-        _refuse_spread(infer, f"rollout.tokens_per_step is {tokens}", "which draws answers in one step", right)
 
 
 def check_spread_dropout(yaml: ModelYaml, dropout: float) -> None:

@@ -68,9 +68,6 @@ def test_spread_experts_generate_with_the_trained_weights():
     message = refused(check, SPARSE, "rollout.weights=int8", **layouts)
     assert "rollout.weights is int8, and infer.yaml has parallel_config.expert_parallel 2" in message
     check(SPARSE, **layouts)
-    parts = ("rollout.tokens_per_step=64", "trainer.staleness=1", "algorithm.updates_per_iteration=2")
-    message = refused(check, SPARSE, *parts, **layouts)
-    assert message.startswith("rollout.tokens_per_step is 64, and infer.yaml has parallel_config.expert_parallel 2")
 
 
 def test_spread_experts_drop_no_inputs_of_adapters():

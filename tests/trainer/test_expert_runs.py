@@ -208,6 +208,25 @@ def test_spread_experts_train_as_one_process(spread, whole, name):
         assert np.linalg.norm(run.weights[key] - weight) <= 1e-5 * np.linalg.norm(weight), key
 
 
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("name", ["ep2 to ep2", "dp4 ep2 to tp2 ep2"])
+def test_spread_experts_draw_answers_in_parts_as_one_process(train, tmp_path, name):
+    """Ranks with nothing left to draw compute along with the others; some have no answer of a part at all."""
+    workers, settings = LAYOUTS[name][0], spread_settings(name)
+    parts = ("trainer.staleness=1", "rollout.tokens_per_step=60", "trainer.total_steps=3")
+    one = train(tmp_path / "one", *SPREAD, *parts)
+    run = train(tmp_path / "spread", *settings, *parts, workers=workers)
+    assert run.responses == one.responses
+    for key in ("sample/drawn_tokens", "sample/unfinished", "sample/trajectory_spans/max"):
+        np.testing.assert_array_equal(run.column(key), one.column(key), err_msg=key)
+    assert max(one.column("sample/unfinished")) > 0
+    for steps in (2, 3):
+        go_on = (*settings, *parts[:2], f"trainer.total_steps={steps}")
+        again = train(tmp_path / "again", *go_on, workers=workers, resume_training="auto")
+    assert_equal_weights(again, run)
+
+
 def assert_same(run, through):
     """To the last bit: answers, metrics, weights."""
     assert run.responses == through.responses
