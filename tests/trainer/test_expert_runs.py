@@ -218,7 +218,7 @@ def test_spread_experts_draw_answers_in_parts_as_one_process(train, tmp_path, na
     one = train(tmp_path / "one", *SPREAD, *parts)
     run = train(tmp_path / "spread", *settings, *parts, workers=workers)
     assert run.responses == one.responses
-    for key in ("sample/drawn_tokens", "sample/unfinished", "sample/trajectory_spans/max"):
+    for key in ("sample/drawn_tokens", "sample/unfinished", "sample/trajectory_spans_max"):
         np.testing.assert_array_equal(run.column(key), one.column(key), err_msg=key)
     assert max(one.column("sample/unfinished")) > 0
     for steps in (2, 3):
