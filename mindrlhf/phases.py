@@ -8,8 +8,9 @@ from typing import Literal
 
 from mindrlhf.model_roles import EXPORTED, GENERATOR, INFER, POLICY, REFERENCE, ROLES, SAVED, TRAINED, Role
 
-# Memory groups. The last one is of weights that ranks share and that are gathered for one block at a time.
-CACHE, VALIDATION_CACHE, GATHERED = "kv_cache", "validation_kv_cache", "gathered_weights"
+# Memory groups of generation, the last one of weights that are packed for a session; and of weights that ranks share
+# and that are gathered for one block at a time.
+CACHE, VALIDATION_CACHE, WORDS, GATHERED = "kv_cache", "validation_kv_cache", "session_weights", "gathered_weights"
 
 Kind = Literal["generate", "score", "update"]
 PASSES: dict[Kind, int] = {"generate": 1, "score": 1, "update": 3}  # a backward pass counts as two forward passes
@@ -78,7 +79,7 @@ _SAVED = (
 
 PHASES = {
     "step": Phase("step"),
-    "gen": Phase("gen", "generate", reads=_GENERATING, writes=(CACHE,), per_token=True, role=GENERATOR.name),
+    "gen": Phase("gen", "generate", reads=_GENERATING, writes=(CACHE, WORDS), per_token=True, role=GENERATOR.name),
     "reward": Phase("reward"),
     "wait": Phase("wait"),
     **{role.scoring.phase: _scoring(role) for role in ROLES.values() if role.scoring},
@@ -87,7 +88,7 @@ PHASES = {
     "sync_ref": Phase("sync ref", reads=POLICY.weights, writes=REFERENCE.weights),
     "reshard": Phase("reshard", reads=POLICY.weights, writes=(INFER,)),
     "compile": Phase("compile"),
-    "testing": Phase("eval", "generate", reads=_GENERATING, writes=(VALIDATION_CACHE,), role=GENERATOR.name),
+    "testing": Phase("eval", "generate", reads=_GENERATING, writes=(VALIDATION_CACHE, WORDS), role=GENERATOR.name),
     "report": Phase("report"),
     "save_checkpoint": Phase("save", reads=_SAVED),
     "export": Phase("export", reads=tuple(group for role in EXPORTED for group in (*role.weights, *role.reads))),

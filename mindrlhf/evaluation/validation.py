@@ -110,6 +110,7 @@ def open_validation(
             config.train.length_bucket,
             tokenizer.decode,
             shows=partner is not None and partner.shows,
+            opening=generator.open_session,
         ),
         prompts=share,
         num_generations=sampling.num_generations,

@@ -82,6 +82,8 @@ def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
         for group, phase in ((phases.CACHE, "gen"), (phases.VALIDATION_CACHE, "testing"))
         if infer
     }
+    words = packed_bytes(infer, work.words(rank), work.infer.model.compute_dtype) if infer else {}
+    weights[phases.WORDS] = [sum(words.values())]
     weights[phases.GATHERED] = [sum(gathered.values())]
     return {group: sizes for group, sizes in (policy | weights | updates | caches).items() if sum(sizes)}
 

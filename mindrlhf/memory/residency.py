@@ -12,11 +12,11 @@ from mindrlhf.backend.device import Device
 from mindrlhf.backend.memory import Store
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.model_roles import TRAINED
-from mindrlhf.phases import CACHE, GATHERED, MEMORY_GROUPS, PHASES, VALIDATION_CACHE
+from mindrlhf.phases import CACHE, GATHERED, MEMORY_GROUPS, PHASES, VALIDATION_CACHE, WORDS
 from mindrlhf.units import GIB
 
 BLOCK_NUMBERS = 64 * 2**20  # of moments that are swapped together: 256 MiB of each of the two
-CACHES = frozenset((CACHE, VALIDATION_CACHE, GATHERED))  # also of weights, for one block at a time
+CACHES = frozenset((CACHE, VALIDATION_CACHE, WORDS, GATHERED))  # also of weights, for one session or block at a time
 # Groups whose content need not be kept: gradients are zero between updates, a cache means nothing between generations.
 SCRATCH = CACHES | {role.training.gradients for role in TRAINED}
 

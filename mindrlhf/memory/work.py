@@ -119,6 +119,12 @@ class Work:
         """Rows of the weights that `rollout.weights` packs."""
         return [] if self.config.rollout.weights == "train" else decoded_rows(self.roles[GENERATOR.name].model)
 
+    def words(self, rank: int) -> list[ParameterSpec]:
+        """Rows of the weights that a rank packs for each session, where decode steps round the trained ones."""
+        stage = self.stage(GENERATOR.name, rank)
+        packs = self.config.rollout.weights == "train" and stage.fused and stage.rounds
+        return decoded_rows(stage.model) if packs else []
+
     @property
     def group(self) -> GroupLengths:
         """Lengths of the longest prompt and its answers."""

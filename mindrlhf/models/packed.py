@@ -1,4 +1,4 @@
-"""Weights packed for decoding (`rollout.weights`), alongside the float32 ones."""
+"""Weights packed for decoding, alongside the float32 ones."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,7 +14,8 @@ class PackedWeights:
     """Packed copies of the matrices that decode steps multiply by.
 
     weights: bfloat16 or int8. specs: rows of the parameter table. parameters: float32, by name. rows: the rows that
-    this rank needs of some parameters, by name. `packed` has int32[out, words] by name, or
+    this rank needs of some parameters, by name. lasts: they stay packed until a weight changes; otherwise all are
+    packed by each `refresh`, and mean nothing before the first. `packed` has int32[out, words] by name, or
     int32[experts, out, words].
     """
 
@@ -24,6 +25,7 @@ class PackedWeights:
         specs: Iterable[ParameterSpec],
         parameters: Mapping[str, Parameter],
         rows: Mapping[str, slice] | None = None,
+        lasts: bool = True,
     ):
         self.weights = weights
         self._parameters = parameters
@@ -36,11 +38,13 @@ class PackedWeights:
             self.packed[spec.name] = Parameter(values, name=f"packed.{spec.name}", requires_grad=False)
             if spec.trains:
                 self.trained.add(spec.name)
-        self._pack(self.packed)
+        self._refreshed = self.trained if lasts else set(self.packed)
+        if lasts:
+            self._pack(self.packed)
 
     def refresh(self) -> None:
-        """Pack the trained matrices again."""
-        self._pack(self.trained)
+        """Pack the matrices again that have changed."""
+        self._pack(self._refreshed)
 
     def parameters(self, trained: bool) -> list[Parameter]:
         """List the packed copies of weights that train, or of the others."""

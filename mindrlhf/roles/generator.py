@@ -8,6 +8,7 @@ from mindrlhf.model_roles import GENERATOR, POLICY_GROUPS
 from mindrlhf.models.packed import PackedWeights
 from mindrlhf.models.parameters import decoded_rows
 from mindrlhf.parallel.partition import Partition
+from mindrlhf.phases import WORDS
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.roles.part import MemoryGroup, ModelPart, Opening, Parameters, RolePart
 from mindrlhf.roles.publication import Publication, empty_parameter
@@ -16,8 +17,10 @@ from mindrlhf.roles.publication import Publication, empty_parameter
 class Generator(RolePart):
     """Policy in the generation layout, with weights packed as in `rollout.weights`.
 
-    decoder: uses the published weights, for held-out problems. rollout_decoder: draws responses to train on; it
-    prefills prompts with the published weights, and records the routing of experts if training replays it.
+    Where decode steps round the trained weights, these are packed for each session of an engine (`open_session`), and
+    not again for each of its calls; `words` are their numbers, which mean nothing between sessions. decoder: uses the
+    published weights, for held-out problems. rollout_decoder: draws responses to train on; it prefills prompts with the
+    published weights, and records the routing of experts if training replays it.
     """
 
     role = GENERATOR
@@ -28,6 +31,7 @@ class Generator(RolePart):
         self._verifies = opening.config.rollout.verify_weights
         self._records = opening.config.rollout.records_routing
         self._packed: PackedWeights | None = None
+        self._words: PackedWeights | None = None
         self._publication: Publication | None = None  # of weights that other ranks train
 
     def join(self, policy: ModelPart) -> None:
@@ -56,6 +60,8 @@ class Generator(RolePart):
     def memory_groups(self) -> Iterator[MemoryGroup]:
         """Yield its own weights; a policy on this rank yields shared ones."""
         trained = {spec.name for spec in self.partition.trained}
+        if self._publication:
+            yield WORDS, self.words, True
         for trains, groups in POLICY_GROUPS.items() if self._publication else ():
             own = [parameter for name, parameter in self.parameters.items() if (name in trained) == trains]
             yield groups[2], [*own, *self.packed_parameters(trains)], False
@@ -63,17 +69,45 @@ class Generator(RolePart):
     def hold(self, parameters: Parameters) -> None:
         super().hold(parameters)
         if self._weights == "train":
-            self.rollout_decoder = self._decoder(records=True) if self._records else self.decoder
+            self._words = self._open_words(parameters)
+            packed = self._words and self._words.packed
+            if packed:
+                self.decoder = self._decoder(packed=packed)
+            self.rollout_decoder = self._decoder(packed=packed, records=True) if self._records else self.decoder
             return
+        self._packed = self._pack(self._weights, parameters)
+        operators = self.yaml.context.device.operators(self.yaml.model.compute_dtype, self._weights)
+        self.rollout_decoder = self._decoder(operators=operators, packed=self._packed.packed, records=self._records)
+
+    def _open_words(self, parameters: Parameters) -> PackedWeights | None:
+        """Open the packed form of the trained weights; None where decode steps take them as they are."""
+        operators = self.yaml.context.device.operators(self.yaml.model.compute_dtype)
+        if not operators.fused or operators.weights == "float32":
+            return None
+        return self._pack(operators.weights, parameters, lasts=False)
+
+    def _pack(self, weights: str, parameters: Parameters, lasts: bool = True) -> PackedWeights:
+        """Pack the weights that decode steps multiply by.
+
+        lasts: see `PackedWeights`.
+        """
         model = self.partition.model
         shards = self.shards
         specs = decoded_rows(model)
         head = specs[0] if model.tie_word_embeddings else specs[-1]
         whole = shards.size > 1 and parameters[head.name].shape[0] == model.vocab_size
         rows = {head.name: slice(*shards.share(model.vocab_size))} if whole else {}
-        self._packed = PackedWeights(self._weights, specs, parameters, rows)
-        operators = self.yaml.context.device.operators(self.yaml.model.compute_dtype, self._weights)
-        self.rollout_decoder = self._decoder(operators=operators, packed=self._packed.packed, records=self._records)
+        return PackedWeights(weights, specs, parameters, rows, lasts)
+
+    def open_session(self) -> None:
+        """Pack the weights that its decode steps round."""
+        if self._words:
+            self._words.refresh()
+
+    @property
+    def words(self) -> list[Parameter]:
+        """Packed weights of a session; none where decode steps take the trained ones."""
+        return list(self._words.packed.values()) if self._words else []
 
     @property
     def refreshes(self) -> bool:

@@ -282,6 +282,9 @@ class ModelPart:
     def join(self, policy: "ModelPart") -> None:
         """Complete a part that uses the policy's weights, once all parts are open."""
 
+    def open_session(self) -> None:
+        """Prepare the weights for a session of an engine."""
+
     def memory_groups(self) -> Iterator[MemoryGroup]:
         """Yield (group, parameters, True if all are zero); groups as in `memory.residency`."""
         apart = self.updater.optimizer.own_rows if self.updater else []

@@ -6,6 +6,7 @@ from mindrlhf.checkpoint.weights import continued_reader
 from mindrlhf.model_roles import POLICY, POLICY_GROUPS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.partition import Partition
+from mindrlhf.phases import WORDS
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.roles.generator import Generator
 from mindrlhf.roles.part import MemoryGroup, ModelPart, Opening, Parameters, RolePart
@@ -84,6 +85,8 @@ class TrainedModel(RolePart):
 
     def memory_groups(self) -> Iterator[MemoryGroup]:
         yield from self.optimizer_groups()
+        if self._generator:
+            yield WORDS, self._generator.words, True
         own = self.parameters
         published = self._published
         shared = {name for name in own if own[name] is published.get(name)}

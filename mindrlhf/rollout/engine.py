@@ -49,8 +49,8 @@ class Engine:
 
     decoder: the model over its parameters; config: its shape; slots: sequences decoded at once; max_prompt: longest
     prompt in tokens; stop_ids: tokens that end a response; decode_text: token ids -> text, needed for stop strings
-    only. shows: partners may reply with pictures, so that each token is a step of its own. Engines of ranks over which
-    experts are spread are opened together, and generate together.
+    only. shows: partners may reply with pictures, so that each token is a step of its own. opening: called before each
+    session. Engines of ranks over which experts are spread are opened together, and generate together.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Engine:
         length_bucket: int = 32,
         decode_text: Callable[[Sequence[int]], str] | None = None,
         shows: bool = False,
+        opening: Callable[[], None] = lambda: None,
     ):
         check_stop_strings(sampling.stop_strings, decode_text)
         self._together = decoder.spread
@@ -74,6 +75,7 @@ class Engine:
         self.slots = slots
         self.max_prompt = max_prompt
         self.decode_text = decode_text
+        self._opening = opening
         self._limit = sampling.max_new_tokens
         self._bucket = length_bucket
         size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
@@ -162,6 +164,8 @@ class Engine:
 
         It ends when the next one, or `generate`, begins to use the cache.
         """
+        with self._parts("prefill"):
+            self._opening()
         return Session(self.graphs, self._limit, self._bucket, self._histories, self._parts, self.decode_text)
 
 

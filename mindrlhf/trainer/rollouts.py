@@ -188,6 +188,7 @@ def open_engines(
             config.train.length_bucket,
             decode_text,
             shows=config.rollout.tool_images,
+            opening=generator.open_session,
         )
         if count
         else None
