@@ -18,6 +18,7 @@ from mindrlhf.api.callbacks import Callbacks, TrainerState
 from mindrlhf.api.config import Config, Resolved
 from mindrlhf.api.objects import adapter_settings, model_path, number_of_rows, rows_of, tokenizer_path
 from mindrlhf.backend.process.launch import is_first_process
+from mindrlhf.configs.job_yamls import read_train_yaml, split_overrides
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.configs.run import HELD_OUT as MEASURED
@@ -32,7 +33,6 @@ from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.trl.names import with_trl_names
 from mindrlhf.migration.trl.translation import RunSizes, nested
 from mindrlhf.run.stop_signals import StopSignals
-from mindrlhf.trainer.model_yamls import read_train_yaml, split_overrides
 from mindrlhf.trainer.start import Steps
 from mindrlhf.user_functions import loading
 

@@ -63,4 +63,4 @@ def with_settings(work: Work, settings: Mapping[str, Any]) -> Work:
         else:
             group, key = name.split(".")
             config = config.model_copy(update={group: getattr(config, group).model_copy(update={key: value})})
-    return replace(work, config=config, train=train)
+    return replace(work, config=config, yamls={**work.yamls, "train": train})

@@ -1,6 +1,6 @@
 """Parts of a run's models that a rank holds, by role."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
@@ -8,10 +8,12 @@ from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.memory.residency import Residency
-from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, RoleModel
+from mindrlhf.metrics.timer import Timers
+from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, SCORE, RoleModel, role_of
 from mindrlhf.models.vision.fixed_tower import KnownRows
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.roles.critic import Critic
+from mindrlhf.roles.exchange import Exchange, ScoredApart
 from mindrlhf.roles.generator import Generator
 from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart
 from mindrlhf.roles.policy import Policy
@@ -59,6 +61,20 @@ class Parts(dict[str, ModelPart]):
     def counters(self) -> dict[str, Any]:
         """Return name -> object with a state, of all parts."""
         return {name: counter for part in self.values() for name, counter in part.counters().items()}
+
+    def exchange(
+        self, yamls: Mapping[str, ModelYaml], roles: Iterable[str], collectives: Collectives, timers: Timers
+    ) -> Exchange:
+        """Open the exchange between ranks that train and ranks that only score, which nothing is elsewhere.
+
+        yamls, roles: of the job. timers: count what it waits.
+        """
+        train, score = yamls["train"].ranks, yamls[SCORE].ranks if SCORE in yamls else ()
+        if not score or collectives.world.rank not in {*train, *score}:
+            return Exchange()
+        apart = [role for role in map(role_of, roles) if role.apart]
+        axis = next(iter(self.values())).data_parallel  # all parts of a side have the same
+        return ScoredApart(apart, train, score, collectives, axis, timers)
 
     def register(self, residency: Residency) -> None:
         """Let trained parts leave memory in phases that do not need them."""

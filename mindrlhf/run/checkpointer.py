@@ -1,7 +1,6 @@
 """Checkpoints of a run on schedule, and its clean end before the last step."""
 
 import logging
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -243,7 +242,9 @@ class Checkpointer:
             self._check_finite(groups)
             files = {f"{HF_FOLDER}/{name}": content for name, content in state.hf_files.items()}
             files |= {name: state.blobs[name].encode(kept) for name, kept in self._blob_snapshots.items()}
-            counts = dict(ChainMap(*self._gather(self._counts)))  # a part may be on other ranks than the first
+            counts: dict[str, Any] = {}
+            for own in reversed(self._gather(self._counts)):  # a part may be on other ranks than the first
+                counts |= own
             self._store.save(TrainingState(self._step, groups, counts, state.run, files), best)
             self._saved = self._step
 

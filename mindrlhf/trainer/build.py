@@ -18,7 +18,6 @@ from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.run.training_data import TrainingData, read_training_data
 from mindrlhf.trainer.credit import Credit
-from mindrlhf.trainer.exchange import Exchange, ScoredApart
 from mindrlhf.trainer.grpo import GeneratingLoop, GRPOLoop, ScoringLoop
 from mindrlhf.trainer.preflight import preflight
 from mindrlhf.trainer.sources import open_source
@@ -48,22 +47,13 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     parts = open_parts(config, job.yamls, roles, collectives, data.max_positions, checkpoint, run.residency, known)
     trains = POLICY.name in parts
     credit = Credit(config, parts.policy.data_parallel) if trains else None
-    exchange = open_exchange(job, run, parts)
+    exchange = parts.exchange(job.yamls, job.roles, collectives, run.timers)
     source = open_source(job, data, run, parts, rewards, partner)
     validation = open_held_out(job, data, run, parts, partner, stack)
     counters = {**source.counters, "kl": credit and credit.kl}
     run.begin(parts, counters, dict(source.blobs), stack)
     kinds = {"train": GRPOLoop, "infer": GeneratingLoop, SCORE: ScoringLoop}
     return kinds[job.layout(world.rank)](config, source, parts, credit, run, exchange, validation)
-
-
-def open_exchange(job: Job, run: Run, parts: Parts) -> Exchange:
-    """Open the exchange between ranks that train and ranks that only score, on these ranks."""
-    layout = job.layout(run.collectives.world.rank)
-    if SCORE not in job.yamls or layout == "infer":
-        return Exchange()
-    first = next(iter(parts.values()))  # all parts of a side have the same axis
-    return ScoredApart(job, run, first.data_parallel)
 
 
 def open_held_out(

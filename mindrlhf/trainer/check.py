@@ -13,6 +13,7 @@ from mindrlhf.checkpoint.local import local_model, local_models
 from mindrlhf.checkpoint.tokenizer import open_tokenizer
 from mindrlhf.checkpoint.weights import checkpoint_config, hf_folder
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.job_yamls import read_model_yamls, read_train_yaml, split_overrides
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
@@ -53,7 +54,6 @@ from mindrlhf.migration.verl.translation import translate
 from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, SCORE, Role, RoleModel, role_of
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
-from mindrlhf.trainer.model_yamls import read_model_yamls, read_train_yaml, split_overrides
 
 _log = logging.getLogger(__name__)
 

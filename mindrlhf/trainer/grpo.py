@@ -13,6 +13,7 @@ from mindrlhf.metrics.experience import token_counts
 from mindrlhf.metrics.progress import Advance
 from mindrlhf.metrics.timer import STEP
 from mindrlhf.model_roles import POLICY, REFERENCE, TRAINED, Role
+from mindrlhf.roles.exchange import Exchange
 from mindrlhf.roles.parts import Parts
 from mindrlhf.roles.policy_updates import sequences
 from mindrlhf.run.report import StepRecord
@@ -20,7 +21,6 @@ from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
 from mindrlhf.trainer.credit import Credit
 from mindrlhf.trainer.dynamic_sampling import mark_trained, with_drawing_policy
-from mindrlhf.trainer.exchange import Exchange
 from mindrlhf.trainer.sources import Source
 from mindrlhf.training.optimizer import learning_rate
 from mindrlhf.training.updater import Update

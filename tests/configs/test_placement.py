@@ -5,13 +5,14 @@ import json
 import pytest
 from planned_job import MODEL
 
+from mindrlhf.configs import job_yamls
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
 from mindrlhf.configs.placement import Division, check_workers, planned_workers
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 from mindrlhf.parallel.mesh import Mesh
-from mindrlhf.trainer import check, model_yamls
+from mindrlhf.trainer import check
 from mindrlhf.trainer.check import read_settings
 
 
@@ -27,12 +28,12 @@ def read(*overrides: str, **flags):
 
 
 def test_without_flags_both_are_on_all_ranks(monkeypatch):
-    monkeypatch.setattr(model_yamls, "started_workers", lambda: 4)
+    monkeypatch.setattr(job_yamls, "started_workers", lambda: 4)
     assert read() == ("colocated", range(4), range(4), Mesh(dp=4))
 
 
 def test_flags_divide_the_ranks(monkeypatch):
-    monkeypatch.setattr(model_yamls, "started_workers", lambda: 6)
+    monkeypatch.setattr(job_yamls, "started_workers", lambda: 6)
     placement, train, infer, mesh = read(trainer_ranks=2, generator_ranks=4, infer_tensor_parallel=2)
     assert (placement, train, infer) == ("split", range(2), range(2, 6))
     assert mesh == Mesh(dp=2, tp=2, ranks=(2, 3, 4, 5))
@@ -120,7 +121,7 @@ def test_ranks_of_both_sides_are_all_workers():
 
 def test_ranks_that_score_are_behind_the_others():
     overrides = ("train_yaml.parallel_config.model_parallel=2",)
-    sides = {"trainer_ranks": 2, "generator_ranks": 1, "scorer_ranks": 4}
+    sides = {"trainer_ranks": 2, "generator_ranks": 1, "scorer_ranks": 4, "infer_tensor_parallel": 1}
     given = TrainFlags(load_sft_checkpoint_train="model", device_target="CPU", overrides=overrides, **sides)
     yamls = read_settings(given)[2]
     assert [yaml.ranks for yaml in yamls.values()] == [range(2), range(2, 3), range(3, 7)]

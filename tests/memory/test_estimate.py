@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -17,7 +16,6 @@ from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Stage, score_bytes, update_bytes, update_tables
 from mindrlhf.memory.estimate import rank_plan, rank_plans
@@ -389,20 +387,3 @@ def test_numbers_of_a_part_are_those_of_its_shapes():
     job = work({"model_parallel": 2}, {"model_parallel": 2})
     plan, part = rank_plan(job, 1), job.trains[1]
     assert plan.roles["gradients"] == FLOAT32 * sum(prod(part.shape(spec)) for spec in part.specs)
-
-
-def test_words_of_a_session_are_there_while_it_generates_where_decode_steps_round():
-    plain = work()
-    if not plain.fused:
-        pytest.skip("no operators could be built here")
-    rounded = {
-        name: yaml.model_copy(update={"model": ModelSettings(compute_dtype="bfloat16")})
-        for name, yaml in plain.yamls.items()
-    }
-    job = Work.of(plain.config, plain.roles, rounded, plain.lengths)
-    rows = [spec.shape for spec in parameter_table(MODEL) if len(spec.shape) == 2][1:]  # the embedding is looked up
-    assert rank_plan(job, 0).roles["session_weights"] == sum(outputs * inputs * 2 for outputs, inputs in rows)
-    holding = {phase for phase, held in rank_plan(job, 0).phases.items() if "session_weights" in held}
-    assert holding == {"gen"}
-    for other in (plain, replace(job, config=load_grpo_config(None, [*SMALL, "rollout.weights=bfloat16"]))):
-        assert "session_weights" not in rank_plan(other, 0).roles

@@ -34,12 +34,12 @@ def test_packing_for_a_session_changes_no_bit(task, tmp_path, monkeypatch, setti
     refresh = PackedWeights.refresh
     monkeypatch.setattr(PackedWeights, "refresh", lambda self: (packs.append(len(self.packed)), refresh(self)))
     run = finished(task, tmp_path / "session", *settings)
-    assert len(packs) == 2 + 1, "once for each step's answers, once for the held-out problems"
+    assert len(packs) == 2 + 2, "once for each step's answers, and for the held-out problems before and after"
     assert min(packs) > 1
     assert run.metrics[-1][f"swap/role_gb/{WORDS}"] > 0
     monkeypatch.setattr(Generator, "_open_words", lambda *_: None)
     each = finished(task, tmp_path / "call", *settings)
-    assert len(packs) == 3
+    assert len(packs) == 4
     assert run.responses == each.responses
     for name, weight in each.weights.items():
         np.testing.assert_array_equal(run.weights[name], weight, err_msg=name)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mindrlhf.job import Job
-from mindrlhf.model_roles import SCORE, role_of
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.metrics.timer import Timers
+from mindrlhf.model_roles import Role
 from mindrlhf.parallel.data_parallel import DataParallel
-from mindrlhf.run.run import Run
 from mindrlhf.types import Experience, with_missing
 
 Rows = Mapping[str, tuple[np.ndarray, ...]]
@@ -35,16 +35,23 @@ class Exchange:
 class ScoredApart(Exchange):
     """Exchange on a rank that trains or only scores.
 
-    Both sides have a step's experiences of all ranks in the same order. data_parallel: this rank's axis on its side.
+    Both sides have a step's experiences of all ranks in the same order. roles: those on the ranks that score. train,
+    score: the ranks of both sides. data_parallel: this rank's axis on its side. timers: count what it waits.
     """
 
-    def __init__(self, job: Job, run: Run, data_parallel: DataParallel):
-        train, score = job.train.ranks, job.yamls[SCORE].ranks
-        roles = [role_of(name) for name in job.roles if role_of(name).apart]
-        self._run = run
-        self._collectives = run.collectives.over(sorted([*train, *score]))
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        train: Sequence[int],
+        score: Sequence[int],
+        collectives: Collectives,
+        data_parallel: DataParallel,
+        timers: Timers,
+    ):
+        self._timers = timers
+        self._collectives = collectives.over(sorted([*train, *score]))
         self._data_parallel = data_parallel
-        self._scores = run.collectives.world.rank in score
+        self._scores = collectives.world.rank in score
         self._first_scorer, self._first_trainer = score[0], train[0]
         self._names = [role.scoring.array for role in roles]
         self._trains = any(role.training for role in roles)
@@ -67,7 +74,7 @@ class ScoredApart(Exchange):
         if tells:
             parts = self._data_parallel.gather([{name: e.tokens[name] for name in names} for e in own])
             every = [rows for part in parts for rows in part]
-        with self._run.timers("wait"):
+        with self._timers("wait"):
             every = self._collectives.broadcast_object(every, root)
         for name in names if not tells else ():
             own = with_missing(own, name, [rows[name] for rows in self._data_parallel.share(every)])
