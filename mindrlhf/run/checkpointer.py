@@ -98,12 +98,16 @@ class Checkpointer:
         self._best = Best(metric, mode)
         self._bad = BadUpdates()
         self._patience = Patience(settings.early_stop_patience)
+        self._elsewhere: dict[str, ShardGroup] = {}  # kinds of arrays that only other ranks hold
         self._step = 0  # steps done
         self._saved = None  # step of the last checkpoint
 
     def manage(self, state: Managed) -> None:
         """Take the state that checkpoints are to hold from now on."""
         self._state = state
+        layouts = {kind: layout for kind, (layout, _) in state.arrays.items()}
+        every = [item for part in self._gather(layouts) for item in part.items()]
+        self._elsewhere = {kind: ShardGroup(layout, {}) for kind, layout in every if kind not in layouts}
         own = {"best": self._best, "bad_updates": self._bad, "patience": self._patience}
         self._counters = {**state.counters, **own}
         self._take_snapshot()
@@ -240,6 +244,7 @@ class Checkpointer:
                 for kind, (layout, parameters) in state.arrays.items()
             }
             self._check_finite(groups)
+            groups |= self._elsewhere
             files = {f"{HF_FOLDER}/{name}": content for name, content in state.hf_files.items()}
             files |= {name: state.blobs[name].encode(kept) for name, kept in self._blob_snapshots.items()}
             counts: dict[str, Any] = {}

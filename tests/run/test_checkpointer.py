@@ -1,5 +1,7 @@
 """When a run is saved, what is restored, and how it ends before its last step; without a model."""
 
+import json
+
 import jobs
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from mindrlhf.checkpoint.store import CheckpointStore
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
 from mindrlhf.optimizer_state import SCALES, decode
+from mindrlhf.parallel.layout import full_layout
 from mindrlhf.run import checkpointer
 from mindrlhf.run.checkpointer import Checkpointer, Managed
 from mindrlhf.run.stop_signals import Stopped, StopSignals
@@ -48,7 +51,7 @@ class Counter:
 class Run:
     """A checkpointer over small arrays that count the steps, and what may ask it to stop.
 
-    others: there is another rank, which is asked to.
+    others: there is another rank, which is asked to, and which alone holds arrays `critic` and a counter of them.
     """
 
     def __init__(self, folder, total=6, others=False, **settings):
@@ -62,12 +65,13 @@ class Run:
         self.folder = folder
         self.flushed = []  # the checkpoints that there were each time
         writing = {"keep": settings.save_max_ckpt_num, "asynchronous": settings.async_save}
-        self.store = CheckpointStore(
-            folder, 0, (0,), TOKEN, **writing, implied=lambda: self.flushed.append(self.steps())
-        )
+        writing["implied"] = lambda: self.flushed.append(self.steps())
+        self.store = CheckpointStore(folder, 0, (0,), TOKEN, **writing)
         collectives = Collectives(World(0, 2 if others else 1, "CPU"))
         if others:
             collectives.all_reduce_max = lambda own, group=None: np.maximum(own, 1.0)
+            more = {"critic": full_layout({"w": (2, 2)}, 1)}, {"counter": {"value": -1}, "critic": {"value": 7}}
+            collectives.all_gather_object = lambda own, group=None: [own, more["counter" in own]]
         groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
         self.checkpointer = Checkpointer(settings, total, self.store, self.signals, collectives)
@@ -376,6 +380,15 @@ def test_too_much_memory(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"uses 5.0 GiB, and trainer.max_host_memory_gb is 4; .* is saved in"):
         run.step(2)
     assert run.steps() == [2]
+
+
+def test_what_only_another_rank_holds_is_in_the_checkpoint(tmp_path):
+    run = Run(tmp_path, save_freq=1, others=True)
+    run.checkpointer._reduce_max = lambda own, group=None: own  # nothing is asked, or not finite
+    run.step(1)
+    state = json.loads((run.store.folder / "step_000001" / "state.json").read_text())
+    assert set(state["groups"]) == {*run.groups, "critic"}
+    assert [state["counters"][name] for name in ("counter", "critic")] == [{"value": 1}, {"value": 7}]
 
 
 def test_one_rank_stops_all(tmp_path):

@@ -211,7 +211,7 @@ def test_spread_experts_train_as_one_process(spread, whole, name):
 @pytest.mark.slow
 @pytest.mark.msrun
 @pytest.mark.parametrize("name", ["ep2 to ep2", "dp4 ep2 to tp2 ep2"])
-def test_spread_experts_draw_answers_in_parts_as_one_process(train, tmp_path, name):
+def test_spread_experts_draw_answers_in_parts_as_one_process(argv, train, tmp_path, name):
     """Ranks with nothing left to draw compute along with the others; some have no answer of a part at all."""
     workers, settings = LAYOUTS[name][0], spread_settings(name)
     parts = ("trainer.staleness=1", "rollout.tokens_per_step=60", "trainer.total_steps=3")
@@ -221,10 +221,10 @@ def test_spread_experts_draw_answers_in_parts_as_one_process(train, tmp_path, na
     for key in ("sample/drawn_tokens", "sample/unfinished", "sample/trajectory_spans_max"):
         np.testing.assert_array_equal(run.column(key), one.column(key), err_msg=key)
     assert max(one.column("sample/unfinished")) > 0
-    for steps in (2, 3):
-        go_on = (*settings, *parts[:2], f"trainer.total_steps={steps}")
-        again = train(tmp_path / "again", *go_on, workers=workers, resume_training="auto")
-    assert_equal_weights(again, run)
+    killed, hold = tmp_path / "killed", killed_ranks.Hold(1, "update", step=2, calls=1)
+    words = argv(killed, *settings, *parts, resume_training="auto")
+    killed_ranks.kill_all(words, tmp_path / "log", workers, hold)
+    assert_same(train(killed, *settings, *parts, workers=workers, resume_training="auto"), run)
 
 
 def assert_same(run, through):

@@ -28,8 +28,8 @@ def test_a_reference_and_a_critic_apart_are_those_of_one_process(task, one, tmp_
         idle = column(run, f"{side}/idle_ratio")
         assert ((idle >= 0) & (idle < 1)).all(), (side, idle)
     for phase in ("gen", "ref", "values", "update_critic", "update_actor"):
-        assert column(run, f"timing_per_token_ms/{phase}")[1] > 0, phase
-    assert (column(run, "perf/mfu/critic")[-1:] > 0).all()
+        assert run.metrics[2][f"timing_per_token_ms/{phase}"] > 0, phase
+    assert run.metrics[-1]["perf/mfu/critic"] > 0
 
 
 @pytest.mark.slow
@@ -67,16 +67,16 @@ def test_replicas_that_score_share_the_step(task, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.msrun
-def test_a_run_goes_on_with_and_without_ranks_that_score(task, one, tmp_path):
+def test_a_run_goes_on_with_and_without_ranks_that_score(task, tmp_path):
     """The critic's weights, moments and count of updates are in the checkpoint, whoever trains it."""
-    first, second = {"trainer.save_freq=1"}, {"resume_training": "auto"}
-    folder = tmp_path / "run"
-    split(task, folder, 1, 1, BEHIND, *CRITIC, *first, "trainer.total_steps=2", scorers=1)
-    run = together(task, folder, BEHIND, *CRITIC, *first, **second)
-    assert run.responses == one.responses
-    assert_same_critic(run, one)
-    other = tmp_path / "other"
-    together(task, other, BEHIND, *CRITIC, *first, "trainer.total_steps=2")
-    run = split(task, other, 1, 1, BEHIND, *CRITIC, *first, scorers=1, **second)
-    assert run.responses == one.responses
-    assert_same_critic(run, one)
+    whole = together(task, tmp_path / "whole", *CRITIC)
+    saving = (*CRITIC, "trainer.save_freq=1")
+    shorter = (*saving, "trainer.total_steps=2")
+    split(task, tmp_path / "first", 1, 1, *shorter, scorers=1)
+    first = together(task, tmp_path / "first", *saving, resume_training="auto")
+    together(task, tmp_path / "second", *shorter)
+    second = split(task, tmp_path / "second", 1, 1, *saving, scorers=1, resume_training="auto")
+    for run in (first, second):
+        assert run.responses == whole.responses
+        assert_same_critic(run, whole)
+        np.testing.assert_array_equal(column(run, "critic/vf_loss"), column(whole, "critic/vf_loss"))
