@@ -67,7 +67,7 @@ class Job:
         return self.infer.first_rank > 0
 
     def layout(self, rank: int) -> str:
-        """Return the name of a rank's layout, the training one where several are on it."""
+        """Return the name of a rank's layout, of several the training one."""
         return next(name for name, yaml in self.yamls.items() if rank in yaml.ranks)
 
     def updates(self, rank: int) -> ModelYaml:

@@ -23,7 +23,7 @@ class PlacementFlags(Protocol):
 
 
 class Division(NamedTuple):
-    """Numbers of ranks that train, that generate and that only score, from flags; None without flags."""
+    """Numbers of ranks that train, generate, or only score; None without flags."""
 
     trainers: int | None = None
     generators: int | None = None

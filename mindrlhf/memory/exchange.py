@@ -27,9 +27,10 @@ def exchanged(work: Work, moved: Plan) -> dict[str, int] | None:
 
 
 def score_bytes(work: Work) -> int:
-    """Compute the bytes of a step's values of each token, from all that score, and of the returns to a critic.
+    """Compute the bytes that a step's scores take.
 
-    All answers have the greatest length.
+    These are the values of each token from all that score, and the returns to a critic, for answers of the greatest
+    length.
     """
     roles = [ROLES[name] for name in work.models if name in ROLES and ROLES[name].apart]
     given = len(work.trains) * sum(np.dtype(TOKEN_ARRAYS[role.scoring.array].dtype).itemsize for role in roles)

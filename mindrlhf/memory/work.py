@@ -120,7 +120,10 @@ class Work:
         return [] if self.config.rollout.weights == "train" else decoded_rows(self.roles[GENERATOR.name].model)
 
     def words(self, rank: int) -> list[ParameterSpec]:
-        """Rows of the weights that a rank packs for each session, where decode steps round the trained ones."""
+        """List the rows of weights that a rank packs for each session.
+
+        Decode steps round the trained ones then.
+        """
         stage = self.stage(GENERATOR.name, rank)
         packs = self.config.rollout.weights == "train" and stage.fused and stage.rounds
         return decoded_rows(stage.model) if packs else []

@@ -1,4 +1,4 @@
-"""Exchange of a step's arrays between ranks that train and ranks that only score (`--scorer_ranks`)."""
+"""Exchange of a step's arrays with ranks that only score (`--scorer_ranks`)."""
 
 from collections.abc import Mapping, Sequence
 

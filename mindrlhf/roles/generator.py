@@ -80,7 +80,7 @@ class Generator(RolePart):
         self.rollout_decoder = self._decoder(operators=operators, packed=self._packed.packed, records=self._records)
 
     def _open_words(self, parameters: Parameters) -> PackedWeights | None:
-        """Open the packed form of the trained weights; None where decode steps take them as they are."""
+        """Open the weights' packed form; None where decode steps do not round them."""
         operators = self.yaml.context.device.operators(self.yaml.model.compute_dtype)
         if not operators.fused or operators.weights == "float32":
             return None

@@ -65,9 +65,10 @@ class Parts(dict[str, ModelPart]):
     def exchange(
         self, yamls: Mapping[str, ModelYaml], roles: Iterable[str], collectives: Collectives, timers: Timers
     ) -> Exchange:
-        """Open the exchange between ranks that train and ranks that only score, which nothing is elsewhere.
+        """Open the exchange with ranks that only score.
 
-        yamls, roles: of the job. timers: count what it waits.
+        It moves nothing on ranks that generate, and without such ranks. yamls, roles: of the job. timers: count what it
+        waits.
         """
         train, score = yamls["train"].ranks, yamls[SCORE].ranks if SCORE in yamls else ()
         if not score or collectives.world.rank not in {*train, *score}:

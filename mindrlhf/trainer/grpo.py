@@ -159,10 +159,10 @@ class GRPOLoop:
 
 
 class ScoringLoop(GRPOLoop):
-    """Loop of a rank that only scores, and trains what scores, while others train the policy."""
+    """Loop of a rank that only scores, and trains a critic."""
 
     def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
-        """Score this rank's share for the ranks that train, and make the updates of its own."""
+        """Score this rank's share for the others, and make its own updates."""
         part = next(self.parts.scoring())
         own = self.with_scores(part.data_parallel.share(self.marked(experiences, step)))
         own = self.exchange.with_returns(self.exchange.with_scores(own))
