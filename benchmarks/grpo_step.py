@@ -180,10 +180,11 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
 
 def forecast_row(job, prompt: int) -> Row:
     """Return the forecast of `mindrlhf plan` for a step."""
-    from mindrlhf.memory import estimate
+    from mindrlhf.memory.pictures import Lengths
     from mindrlhf.memory.step_time import measured_rates, step_seconds
+    from mindrlhf.memory.work import Work
 
-    work = estimate.Work.of(job.config, job.roles, job.train, job.infer, estimate.Lengths(prompt))
+    work = Work.of(job.config, job.roles, job.yamls, Lengths(prompt))
     seconds = step_seconds(work, measured_rates(work))
     logprob = seconds.get("ref", 0.0) + seconds.get("old_log_prob", 0.0)
     row = dict.fromkeys(COLUMNS) | {"gen": seconds["gen"], "logprob": logprob, "train": seconds["update_actor"]}
