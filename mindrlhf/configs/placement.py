@@ -1,6 +1,6 @@
 """Placement of training, generation and scoring: on the same ranks, or apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mindrlhf.configs.layers import merge
@@ -8,6 +8,7 @@ from mindrlhf.configs.model_defaults import with_all_workers
 from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings, typed_model_yaml
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import numbered
 
 SPLIT, COLOCATED = "split", "colocated"  # of trainer.placement
 PARALLEL_GROUPS = ("parallel_config", "parallel")  # of a model YAML
@@ -155,3 +156,14 @@ def factors(yaml: ModelYaml) -> str:
     parallel = yaml.parallel
     axes = f"data_parallel {parallel.data_parallel} x model_parallel {parallel.model_parallel}"
     return f"{axes} x pipeline_stage {parallel.pipeline_stage} = {parallel.workers}"
+
+
+def said_of_placement(yamls: Mapping[str, ModelYaml], staleness: int) -> str:
+    """Say in one sentence which ranks train, generate and score, and when.
+
+    yamls: of a split job. staleness: `trainer.staleness`.
+    """
+    train, infer, *score = (numbered("rank", yaml.ranks) for yaml in yamls.values())
+    others = "".join(f", scoring on {ranks}" for ranks in score)
+    split = f"trainer.placement split: training on {train} and generation on {infer}{others}"
+    return f"{split}, at the same time" if staleness else f"{split}, in turn; with trainer.staleness=1 at the same time"

@@ -68,3 +68,8 @@ def aligned(rows: Iterable[Sequence[object]]) -> str:
         right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         lines.append("  ".join((first.ljust(widths[0]), *right)))
     return "\n".join(lines)
+
+
+def numbered(what: str, numbers: Sequence[int]) -> str:
+    """Name one thing by its number, or several consecutive ones."""
+    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"

@@ -130,7 +130,10 @@ class StepReport(Report):
             self._metrics.add("perf/draft_acceptance_rate", statistics.accepted, statistics.drafted)
 
     def add_drawn(self, experiences: Sequence[Experience]) -> None:
-        """Count the generation of experiences of later steps, each on one rank."""
+        """Count the generation of experiences that the step leaves out.
+
+        Each is counted on one rank.
+        """
         self._drawn += [group_lengths(e) for e in experiences]
 
     def add_conversations(self, statistics: Any) -> None:

@@ -9,8 +9,10 @@ from functools import partial
 from typing import Protocol
 
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.placement import said_of_placement
 from mindrlhf.configs.staleness import said_of_staleness
 from mindrlhf.data.stream import PromptStream
+from mindrlhf.files.text import numbered
 from mindrlhf.job import Job
 from mindrlhf.metrics.ages import ages
 from mindrlhf.model_roles import GENERATOR
@@ -59,12 +61,16 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FreshRollouts:
-    """Rollouts drawn in the step that trains on them."""
+    """Rollouts drawn in the step that trains on them.
+
+    share: see `RolloutsAhead`.
+    """
 
     run: Run
     stream: PromptStream
     draw: Draw
     sampling: StepSampling
+    share: Share = list
 
     @property
     def counters(self) -> Mapping[str, Stateful]:
@@ -85,8 +91,11 @@ class FreshRollouts:
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Generate and score, in several rounds with dynamic sampling."""
         self.sampling.begin()
-        self.fill(step)
-        return self.sampling.take()
+        drawn = self.fill(step)
+        experiences, figures = self.sampling.take()
+        used = {id(one) for one in experiences}
+        self.run.report.add_drawn(self.share([one for one in drawn if id(one) not in used]))
+        return experiences, figures
 
     def fill(self, step: int) -> list[Experience]:
         """Draw rounds until the step wants no more; returns their experiences."""
@@ -143,7 +152,7 @@ class RolloutsAhead:
         run = self._fresh.run
         yield from self._fresh.steps()
         if (left := self._ahead.steps) and run.collectives.is_first:
-            print(f"what was drawn for {_numbered('step', left)} is not trained on", flush=True)
+            print(f"what was drawn for {numbered('step', left)} is not trained on", flush=True)
 
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Draw ahead with the weights of now; return the step's batch."""
@@ -313,10 +322,6 @@ class SplitInParts(RolloutsInParts):
         return super().settle()
 
 
-def _numbered(what: str, numbers: Sequence[int]) -> str:
-    return f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
-
-
 @dataclass(frozen=True)
 class RecordedRollouts:
     """Rollouts of an earlier run, read from its record.
@@ -346,18 +351,11 @@ class RecordedRollouts:
 
 
 def counted_by(part: ModelPart | None) -> Share:
-    """Select a replica's share of all experiences, on the first of its ranks alone."""
-    return part.data_parallel.share if part and part.partition.first_of_replica else lambda experiences: []
-
-
-def said_of_placement(job: Job) -> str:
-    """Say in one sentence which ranks train, generate and score, and when."""
-    train, infer, *score = (_numbered("rank", yaml.ranks) for yaml in job.yamls.values())
-    others = "".join(f", scoring on {ranks}" for ranks in score)
-    split = f"trainer.placement split: training on {train} and generation on {infer}{others}"
-    if job.config.trainer.staleness:
-        return f"{split}, at the same time"
-    return f"{split}, in turn; with trainer.staleness=1 at the same time"
+    """Select what a replica counts of all experiences, on its first rank."""
+    if part is None or not part.partition.first_of_replica:
+        return lambda experiences: []
+    axis = part.data_parallel
+    return lambda experiences: list(experiences[axis.rank :: axis.size])
 
 
 def open_source(
@@ -372,7 +370,7 @@ def open_source(
     if staleness and run.collectives.is_first:
         print(said_of_staleness(config), flush=True)
     if job.splits and run.collectives.is_first:
-        print(said_of_placement(job), flush=True)
+        print(said_of_placement(job.yamls, staleness), flush=True)
     if data.recorded:
         return RecordedRollouts(run, data.recorded, measures=staleness > 0)
     generator = parts.get(GENERATOR.name)
@@ -384,16 +382,17 @@ def open_source(
         draw = DrawnTogether(generate, generator.data_parallel, generator.collectives, between)
     rounds = DrawnApart(draw, run, job.infer.ranks[0]) if job.splits else None
     drawn_by = DrawnBy(rounds or draw)
-    fresh = FreshRollouts(run, data.stream, drawn_by, StepSampling(config, data.stream.pictured))
+    counted = counted_by(generator if rounds else parts.policy)
+    fresh = FreshRollouts(run, data.stream, drawn_by, StepSampling(config, data.stream.pictured), counted)
     ahead = (run.checkpoint and run.checkpoint.counters.get("ahead")) or {}
     goes_on = config.rollout.tokens_per_step or in_parts(ahead)
     if rounds and goes_on:
-        return SplitInParts(fresh, drawn_by, staleness, counted_by(generator), rounds, config)
+        return SplitInParts(fresh, drawn_by, staleness, counted, rounds, config)
     if rounds:
-        return SplitRollouts(fresh, drawn_by, staleness, counted_by(generator), rounds)
+        return SplitRollouts(fresh, drawn_by, staleness, counted, rounds)
     # A run that goes on with a smaller staleness trains on what was drawn before.
     if draw and goes_on:
-        return RolloutsInParts(fresh, drawn_by, staleness, counted_by(parts.policy), draw, config)
+        return RolloutsInParts(fresh, drawn_by, staleness, counted, draw, config)
     if not staleness and not ahead:
         return fresh
-    return RolloutsAhead(fresh, drawn_by, staleness, counted_by(parts.policy))
+    return RolloutsAhead(fresh, drawn_by, staleness, counted)

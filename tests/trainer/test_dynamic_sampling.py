@@ -1,6 +1,7 @@
 """Dynamic sampling: which groups a step takes, what is kept for the next, and what happens when none come."""
 
 import logging
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,10 @@ from hypothesis import strategies as st
 from step_parts import experience
 
 from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.run.run import Run
+from mindrlhf.run.step_report import StepReport
 from mindrlhf.trainer.dynamic_sampling import StepSampling, has_spread, mark_trained, with_drawing_policy
+from mindrlhf.trainer.sources import FreshRollouts
 
 NAN = float("nan")
 
@@ -83,6 +87,42 @@ def test_groups_without_spread_are_replaced_and_the_surplus_begins_the_next_step
     assert ids(step) == [6, 7, 8, 10]
     assert figures["sampling/rounds"] == 1
     assert ids(sampling.surplus) == [11]
+
+
+def part_of(rank: int, ranks: int, experiences: list) -> list:
+    return experiences[rank::ranks]
+
+
+class Drawing(Source):
+    """Its groups as rows of a dataset, and as what is drawn to these."""
+
+    def next(self, count):
+        self.made = self(count)
+        return [one.group.prompt for one in self.made]
+
+    def draw(self, prompts, step):
+        return self.made
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_generation_counts_groups_that_the_step_does_not_train_on(ranks):
+    """For `perf/mfu/rollout`: those without spread, and the surplus, once over all ranks."""
+    counts = []
+    for rank in range(ranks):
+        run = Run.__new__(Run)
+        run.report = StepReport.__new__(StepReport)
+        run.report._drawn = []
+        drawing = Drawing([True, False, True, True, False, True, True, True])
+        source = FreshRollouts(run, drawing, drawing.draw, StepSampling(config()), partial(part_of, rank, ranks))
+        step, figures = source.collect(1)
+        counts.append(len(run.report._drawn))
+        assert (ids(step), figures["sampling/dropped_groups"], figures["sampling/surplus_groups"]) == (
+            [0, 2, 3, 5],
+            2,
+            2,
+        )
+        assert ids(source.collect(2)[0]) == [6, 7, 8, 10]
+    assert sum(counts) == 2 + 2
 
 
 def test_the_old_policy_is_the_one_that_drew_a_group():
