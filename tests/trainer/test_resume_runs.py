@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import socket
-import time
 from pathlib import Path
 
 import copying_memory
@@ -223,7 +222,7 @@ def stopped_again_and_again(job, folder: Path, workers: int, count: int, rng: ra
     steps = iter(sorted(rng.sample(range(1, STEPS - 1), count - 1)))
     for place in range(count):
         number = rng.choice((signal.SIGTERM, signal.SIGINT))
-        phase, step, rank, calls, delay = "start", 0, 0, 0, rng.uniform(0, 2.5)
+        phase, step, rank, calls, delay = "start", 0, 0, 0, rng.uniform(0, 1)  # less than imports take
         if place != starting:
             phase = rng.choice(("generate", "update", "save", "report", *(["reshard"] if workers else ())))
             step, rank, calls, delay = next(steps), rng.randrange(max(1, workers)), phases.calls_into(rng), 0
@@ -257,13 +256,21 @@ def test_a_hundred_signals(job, whole, resharded, tmp_path, monkeypatch, block):
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", range(5))
 def test_two_runs_in_one_folder(job, whole, tmp_path, pair):
-    """Whichever comes second is refused with the first one's name, and the first one loses nothing."""
+    """Whichever comes second is refused with the first one's name, and the first one loses nothing.
+
+    They start at once, or the second one while the first waits somewhere in a step.
+    """
     rng = random.Random(f"pair {pair}")
     argv, logs = job.argv(tmp_path / "run", resume_training=None), [tmp_path / name for name in ("one", "other")]
-    runs = []
-    for log in logs:
-        runs.append(phases.start(argv, log))
-        time.sleep(rng.uniform(0, 5))
+    phase = rng.choice(("generate", "update", "save", "report"))
+    held = (phase, rng.randint(1, STEPS), phases.calls_into(rng)) if pair % 2 else ()
+    runs = [phases.start(argv, logs[0], held=held)]
+    if held:
+        phases.wait_for(runs[0], logs[0], "held")
+    runs.append(phases.start(argv, logs[1]))
+    if held:
+        assert runs[1].wait(600) == 2
+        phases.let_go(logs[0])
     codes = [run.wait(600) for run in runs]
     assert sorted(codes) == [0, 2], [log.with_suffix(".out").read_text()[-2000:] for log in logs]
     winner, refused = runs[codes.index(0)], logs[codes.index(2)].with_suffix(".out").read_text()
