@@ -8,6 +8,7 @@ from typing import Any
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.placement import ByLayout
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.flags import SFTFlags, TrainFlags
@@ -31,7 +32,7 @@ NOT_FLAGS = ("overrides", "from_verl", "settings")  # the settings contain these
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(ByLayout):
     """Run with checked settings; MindSpore has not been touched yet.
 
     yamls: model YAMLs by the names of layouts in `model_roles.Role`; fine-tuning has one for both. roles: the models
@@ -45,16 +46,6 @@ class Job:
     tokenizer: Tokenizer
     output: Path
     objects: Objects = NO_OBJECTS
-
-    @property
-    def train(self) -> ModelYaml:
-        """Model YAML of the graphs that train."""
-        return self.yamls["train"]
-
-    @property
-    def infer(self) -> ModelYaml:
-        """Model YAML of the graphs that generate."""
-        return self.yamls["infer"]
 
     @property
     def workers(self) -> int:

@@ -15,6 +15,25 @@ PARALLEL_GROUPS = ("parallel_config", "parallel")  # of a model YAML
 TRAINER_FLAG, GENERATOR_FLAG, SCORER_FLAG = "--trainer_ranks", "--generator_ranks", "--scorer_ranks"
 
 
+class ByLayout:
+    """Holder of a model YAML for each layout.
+
+    yamls: by the names of layouts in `model_roles.Role`.
+    """
+
+    yamls: Mapping[str, ModelYaml]
+
+    @property
+    def train(self) -> ModelYaml:
+        """Model YAML of the graphs that train."""
+        return self.yamls["train"]
+
+    @property
+    def infer(self) -> ModelYaml:
+        """Model YAML of the graphs that generate."""
+        return self.yamls["infer"]
+
+
 class PlacementFlags(Protocol):
     """Flags that divide a job's ranks."""
 

@@ -9,6 +9,7 @@ from mindrlhf.backend.native.names import halves
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
+from mindrlhf.configs.placement import ByLayout
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.device_extra import rank_groups
@@ -32,7 +33,7 @@ from mindrlhf.units import FLOAT32, GIB
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(ByLayout):
     """Sizes of a job that determine its memory.
 
     roles, yamls: of the job. models: name -> rank -> part of the model, on the ranks that have one. fused: graphs have
@@ -66,16 +67,6 @@ class Work:
         fusing = not yamls["train"].context.device.fused_problem()
         fused = fusing and FAMILIES[model.family].all_halves(model) <= halves()
         return cls(config, roles, yamls, lengths, models, fused)
-
-    @property
-    def train(self) -> ModelYaml:
-        """Model YAML of the graphs that train."""
-        return self.yamls["train"]
-
-    @property
-    def infer(self) -> ModelYaml:
-        """Model YAML of the graphs that generate."""
-        return self.yamls["infer"]
 
     @property
     def model(self) -> ModelConfig:

@@ -25,6 +25,10 @@ class DataParallel:
             raise UserError(f"a step has {len(items)} groups, which {self.size} data-parallel workers do not divide.")
         return list(items[self.rank * count : (self.rank + 1) * count])
 
+    def united(self, own: Sequence) -> list:
+        """Collect all ranks' picklable items in order, which undoes `share`."""
+        return [item for part in self.gather(own) for item in part]
+
     def sum(self, array: np.ndarray) -> np.ndarray:
         """Sum over the axis, the same bits on each rank."""
         return self._collectives.all_reduce_sum(array, self._group)

@@ -1,17 +1,12 @@
 """Exchange of a step's arrays with ranks that only score (`--scorer_ranks`)."""
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.model_roles import Role
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.types import Experience, with_missing
-
-Rows = Mapping[str, tuple[np.ndarray, ...]]
-"""Arrays of a group by their names in `token_arrays`."""
 
 
 class Exchange:
@@ -70,12 +65,14 @@ class ScoredApart(Exchange):
         """
         if not names:
             return own
-        every: list[Rows] | None = None
+        every = None
         if tells:
-            parts = self._data_parallel.gather([{name: e.tokens[name] for name in names} for e in own])
-            every = [rows for part in parts for rows in part]
+            every = self._data_parallel.united([{name: e.tokens[name] for name in names} for e in own])
         with self._timers("wait"):
             every = self._collectives.broadcast_object(every, root)
-        for name in names if not tells else ():
-            own = with_missing(own, name, [rows[name] for rows in self._data_parallel.share(every)])
+        if tells:
+            return own
+        arrays = self._data_parallel.share(every)
+        for name in names:
+            own = with_missing(own, name, [rows[name] for rows in arrays])
         return own

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mindspore import Parameter
 
 from mindrlhf.model_roles import GENERATOR, POLICY_GROUPS
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.packed import PackedWeights
 from mindrlhf.models.parameters import decoded_rows
 from mindrlhf.parallel.partition import Partition
@@ -69,15 +70,17 @@ class Generator(RolePart):
     def hold(self, parameters: Parameters) -> None:
         super().hold(parameters)
         if self._weights == "train":
-            self._words = self._open_words(parameters)
             packed = self._words and self._words.packed
-            if packed:
-                self.decoder = self._decoder(packed=packed)
             self.rollout_decoder = self._decoder(packed=packed, records=True) if self._records else self.decoder
             return
         self._packed = self._pack(self._weights, parameters)
         operators = self.yaml.context.device.operators(self.yaml.model.compute_dtype, self._weights)
         self.rollout_decoder = self._decoder(operators=operators, packed=self._packed.packed, records=self._records)
+
+    def _first_decoder(self) -> Decoder:
+        if self._weights == "train":
+            self._words = self._open_words(self.parameters)
+        return self._decoder(self.yaml.recomputes, packed=self._words and self._words.packed)
 
     def _open_words(self, parameters: Parameters) -> PackedWeights | None:
         """Open the weights' packed form; None where decode steps do not round them."""

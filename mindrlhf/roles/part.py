@@ -142,7 +142,11 @@ class ModelPart:
             return
         if self._known_rows:
             self._image_rows = self._open_image_rows(self._known_rows)
-        self.decoder = self._decoder(self.yaml.recomputes)
+        self.decoder = self._first_decoder()
+
+    def _first_decoder(self) -> Decoder:
+        """Build the decoder of `hold`, over this part's parameters."""
+        return self._decoder(self.yaml.recomputes)
 
     def _open_image_rows(self, known: KnownRows) -> RowInputs:
         """Open the vision tower outside of the decoders, on the first stage."""

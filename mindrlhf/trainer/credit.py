@@ -48,11 +48,11 @@ class Credit:
         ratios = None
         if self.kl and self.kl.in_reward:
             penalties = [[-self.kl.coefficient * row for row in rows] for rows in self.kl.values(own)]
-            token_rewards = self._gathered(penalties)
+            token_rewards = self._data_parallel.united(penalties)
         if config.algorithm.uses_critic:
-            values = self._gathered([taken(e.rows("values"), e.sampled) for e in own])
+            values = self._data_parallel.united([taken(e.rows("values"), e.sampled) for e in own])
         if config.algorithm.method.uses_teacher:
-            ratios = self._gathered([teacher_log_ratios(e) for e in own])
+            ratios = self._data_parallel.united([teacher_log_ratios(e) for e in own])
         # Groups that only fill a step must not change any statistic.
         names = everything[0].rewards_by_function if everything else ()  # in the settings' order
         weights = dict(zip(names, (one.weight for one in config.reward.all_functions), strict=False))
@@ -67,10 +67,6 @@ class Credit:
             function_weights=weights,
             turn_rewards=_turn_rewards(everything, weights.get(environment.__name__, 0.0)),
         )
-
-    def _gathered(self, own: list) -> list:
-        """Gather the ranks' values of their groups, in order."""
-        return [rows for part in self._data_parallel.gather(own) for rows in part]
 
 
 def _with_credit(e: Experience, given: np.ndarray | list[np.ndarray], returns: list[np.ndarray] | None) -> Experience:

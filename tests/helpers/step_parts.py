@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from responses import LOG_PROBS, with_advantages
 
+from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.token_arrays import TOKEN_ARRAYS
 from mindrlhf.trainer.credit import Credit
 from mindrlhf.training.optimizer import UpdateResult
@@ -94,6 +95,8 @@ class Rank:
         values = list(self.shelf)
         self._wait()
         return values
+
+    united = DataParallel.united
 
     def _wait(self) -> None:
         """For all ranks, and then for its turn."""
