@@ -4,9 +4,10 @@ python benchmarks/split.py --rounds 3
 python benchmarks/split.py --calls 0 -- --hidden 512 --layers 8 --prompts 4
 
 together: one process with two threads, `trainer.staleness=0`. apart: one rank for each side with one thread,
-`trainer.staleness=1`. A step's rewards wait for a judge that takes --latency seconds a call, --calls times one after
-the other; with --calls 0 there is none. Of each round both run in turn, as whole jobs. Medians are over the steps but
-the first two, in which graphs are built, and the last, for which nothing more is drawn.
+`trainer.staleness` of --staleness and `trainer.scoring_ranks` of --scoring-ranks. A step's rewards wait for a judge
+that takes --latency seconds a call, --calls times one after the other; with --calls 0 there is none. Of each round both
+run in turn, as whole jobs. Medians are over the steps but the first two, in which graphs are built, and the last, for
+which nothing more is drawn.
 
 ratio: apart over together. wait: shares of a step in which a side waits. The goals are ratios of 0.65 with a judge or
 tools of 300 ms a call and 1.10 without, and generators that wait in less than 0.15 of a step.
@@ -34,11 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DRIVER = ROOT / "examples/qwen_grpo_tutorial/grpo_one_stage.py"
 JUDGE = Path(__file__).with_name("sleeping_judge.py")
 WARMUP = 2
-# Side -> threads of a process, processes, settings.
-SIDES = {
-    "together": (2, 1, ("trainer.staleness=0",)),
-    "apart": (1, 2, ("trainer.staleness=1", "--trainer_ranks", "1", "--generator_ranks", "1")),
-}
+SIDES = {"together": (2, 1), "apart": (1, 2)}  # threads of a process, processes
 COLUMNS = {
     "step": "timing_s/step",
     "gen": "timing_s/gen",
@@ -55,6 +52,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="of both sides in turn (default 3)")
     add("--calls", type=int, default=3, help="of the judge in a step, one after the other (default 3)")
     add("--latency", type=float, default=0.3, help="seconds of a call (default 0.3)")
+    add("--staleness", type=int, default=2, help="of ranks apart (default 2)")
+    add("--scoring-ranks", default="infer", help="of ranks apart: train or infer (default infer)")
     add("--steps", type=int, default=10, help="of each job (default 10)")
     add("--json", type=Path, help="write the result here")
     add("flags", nargs="*", help="behind --: of grpo_step.py, for the model and the numbers of prompts and samples")
@@ -63,7 +62,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run(side: str, train: Sequence[str], folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Run one job; returns medians of its steps. Raises UserError if it fails."""
-    threads, ranks, settings = SIDES[side]
+    threads, ranks = SIDES[side]
+    settings = ["trainer.staleness=0"]
+    if ranks > 1:
+        settings = ["--trainer_ranks", "1", "--generator_ranks", "1", f"trainer.staleness={args.staleness}"]
+        settings.append(f"trainer.scoring_ranks={args.scoring_ranks}")
     out = folder / side
     words = [str(DRIVER), *train, f"trainer.total_steps={args.steps}", *settings]
     words += ["--save_ckpt_dir", str(out / "ckpt"), "--output_dir", str(out)]
@@ -101,7 +104,7 @@ def table(rounds: Sequence[dict[str, dict[str, float]]], args: argparse.Namespac
     """Format each round and the medians over rounds."""
     judge = f"{args.calls} calls of {args.latency:g} s to a judge" if args.calls else "no judge"
     lines = [
-        f"{judge}; {args.steps} steps",
+        f"{judge}; {args.steps} steps; apart: staleness {args.staleness}, scoring_ranks {args.scoring_ranks}",
         "round  side      " + "".join(f"{name:>16}" for name in COLUMNS) + "   ratio",
     ]
 

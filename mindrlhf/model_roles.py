@@ -15,6 +15,7 @@ from mindrlhf.files.naming import MODEL_FOLDER
 from mindrlhf.models.parameters import ParameterSpec, tower_trains
 
 SCORE = "score"  # layout of ranks that only score, and train what scores
+BESIDE = "beside"  # layout in which ranks that generate score what they drew
 # Memory groups of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
 SHARED = "shared_weights"
 TRAIN = "train_weights"
@@ -91,7 +92,14 @@ class Role:
 
     def layout_in(self, yamls: Container[str]) -> str:
         """Return the name of its layout in a job with these layouts."""
-        return SCORE if self.apart and SCORE in yamls else self.layout
+        if self.apart and SCORE in yamls:
+            return SCORE
+        return BESIDE if self.frozen_apart and BESIDE in yamls else self.layout
+
+    @property
+    def frozen_apart(self) -> bool:
+        """True if it may be on the ranks that generate: it is not trained."""
+        return self.apart and self.training is None
 
     def names(self, config: Any) -> list[str]:
         """List the names of its models in a GRPO run.
@@ -227,3 +235,11 @@ EXPORTED = tuple(role for role in ROLES.values() if role.folder)
 def role_of(name: str) -> Role:
     """Return the role of a model in a run by the model's name (`Role.names`)."""
     return ROLES[name.partition(".")[0]]
+
+
+def arrays_beside(names: Iterable[str], layouts: Container[str]) -> list[str]:
+    """List the arrays that models on ranks that generate compute of what these drew.
+
+    names: of the models of a run.
+    """
+    return [role.scoring.array for role in map(role_of, names) if role.layout_in(layouts) == BESIDE]

@@ -41,7 +41,7 @@ from mindrlhf.memory.step_time import forecast, measured_rates, run_rates, time_
 from mindrlhf.memory.work import Work
 from mindrlhf.metrics.console import short_number
 from mindrlhf.metrics.flops import phase_flops
-from mindrlhf.model_roles import SCORE, role_of
+from mindrlhf.model_roles import BESIDE, SCORE, role_of
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.phases import PHASES
 from mindrlhf.reshard.plan import Plan, plan
@@ -286,7 +286,7 @@ def plan_text(work: Work, figures: dict[str, Any], sources: tuple[str, str], lim
     flops = figures["flops"]
     operations = ", ".join(f"{PHASES[phase].label} {short_number(value)}" for phase, value in flops.items())
     fullest = max(figures["ranks"], key=_peak)
-    sides = [yaml.ranks for yaml in work.yamls.values()] if work.infer.first_rank else [work.ranks]
+    sides = dict.fromkeys(yaml.ranks for yaml in work.yamls.values()) if work.infer.first_rank else [work.ranks]
     tables = [memory_table(max((f for f in figures["ranks"] if f["rank"] in side), key=_peak)) for side in sides]
     model = work.model
     return "\n".join(
@@ -294,6 +294,7 @@ def plan_text(work: Work, figures: dict[str, Any], sources: tuple[str, str], lim
             f"{model.family}, {model.num_layers} layers, {figures['parameters']:,} parameters; {len(work.ranks)} x "
             f"{work.train.context.device_target}: trains {axes(work.train)}, generates {axes(work.infer)}"
             + (f", scores {axes(work.yamls[SCORE])}" if work.scorers else "")
+            + (", and scores where it generates" if BESIDE in work.yamls else "")
             + (" on ranks of their own" if work.infer.first_rank else ""),
             f"prompts of at most {work.lengths.prompt:,} tokens ({printable(sources[0])}), responses of at most "
             f"{work.config.rollout.max_new_tokens:,}",

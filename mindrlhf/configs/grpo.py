@@ -290,6 +290,9 @@ class TrainerSettings(RunSettings):
     placement: Literal["colocated", "split"] = "colocated"
     """Where training and generation run: on the same ranks in turn, or split, generation on ranks behind those that
     train; --trainer_ranks and --generator_ranks divide them (verl has one_step_off for it)."""
+    scoring_ranks: Literal["train", "infer"] = "train"
+    """Which ranks of a split placement score answers with the reference and the teacher: those that train, or those
+    that generate, each scoring what it drew. --scorer_ranks gives them ranks of their own."""
     save_rollouts: bool = False
     """Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."""
     log_completions_every: int | None = Field(None, ge=1)

@@ -120,6 +120,20 @@ def layout_of_scorers(train: ModelYaml, overrides: Sequence[str], ranks: int | N
     return fitted(train.model_copy(update={"path": path, "parallel": own.parallel}), ranks, SCORER_FLAG)
 
 
+def layout_beside(train: ModelYaml, infer: ModelYaml, scorers: int | None) -> ModelYaml:
+    """Give the training YAML the ranks and the layout of those that generate, which score there too.
+
+    scorers: ranks that only score. Raises UserError.
+    """
+    found = "trainer.scoring_ranks is infer"
+    if scorers:
+        raise UserError(f"{found}, and {SCORER_FLAG} is {scorers}; leave one of them out.")
+    if not infer.first_rank:
+        found = f"{found}, and all ranks train and generate (trainer.placement {COLOCATED})"
+        raise UserError(f"{found}; set trainer.placement to split, or trainer.scoring_ranks to train.")
+    return train.model_copy(update={"path": infer.path, "parallel": infer.parallel, "first_rank": infer.first_rank})
+
+
 def placed_behind(yaml: ModelYaml, *others: ModelYaml) -> ModelYaml:
     """Place a layout on ranks behind those of the others."""
     return yaml.model_copy(update={"first_rank": max(other.ranks.stop for other in others)})

@@ -1,12 +1,13 @@
 """Checks of settings for answers of older weights, and what is said of them."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.reward_models import MODEL_REWARDS
 from mindrlhf.errors import UserError
 
 # Settings for rollouts of another distribution than the policy's that is updated: rounded otherwise, or older.
@@ -39,6 +40,16 @@ def check_parts(config: GRPOSettings) -> None:
     if not config.trainer.staleness:
         found = "it limits what is drawn ahead of the step that trains on it, and trainer.staleness is 0"
         raise UserError(f"{given}; {found}; set trainer.staleness to 1 or more.")
+
+
+def scores_later(config: GRPOSettings, own: Container[str]) -> bool:
+    """Test that scores may come in a later step than the answers: nothing else waits for them.
+
+    They do where all reward functions run in other processes. own: names of functions of this one.
+    """
+    apart = not any(one.name in MODEL_REWARDS or one.name in own for one in config.reward.functions)
+    waiting = config.dynamic_sampling.enabled or config.algorithm.method.uses_greedy or config.rollout.environment
+    return config.trainer.staleness > 1 and apart and not waiting
 
 
 def said_of_staleness(config: GRPOSettings) -> str:

@@ -4,13 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mindrlhf.configs.placement import COLOCATED, GENERATOR_FLAG, SPLIT, TRAINER_FLAG, Division, divided_anew
+from mindrlhf.configs.placement import (
+    COLOCATED,
+    GENERATOR_FLAG,
+    SPLIT,
+    TRAINER_FLAG,
+    Division,
+    divided_anew,
+    layout_beside,
+)
 from mindrlhf.configs.validate import check_batch, check_dynamic_sampling, check_layout
 from mindrlhf.errors import UserError
 from mindrlhf.memory.remedies import largest_peak
 from mindrlhf.memory.step_time import idle_shares, length_of_step, side_seconds
 from mindrlhf.memory.work import Work
-from mindrlhf.model_roles import SCORE
+from mindrlhf.model_roles import BESIDE
 
 Forecast = Callable[[Work], Mapping[str, float]]
 """Forecast of a job's seconds by phase."""
@@ -124,7 +132,9 @@ def divided(work: Work, division: Division, placement: str = SPLIT) -> Work | No
         config = config.model_copy(update={"trainer": trainer})
         yamls = {**work.yamls, "train": train, "infer": infer}
         if placement == COLOCATED:
-            yamls.pop(SCORE, None)
+            yamls = {"train": train, "infer": infer}
+        elif BESIDE in yamls:
+            yamls[BESIDE] = layout_beside(train, infer, None)
         return Work.of(config, work.roles, yamls, work.lengths)
     except UserError:
         return None

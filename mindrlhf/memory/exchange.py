@@ -4,7 +4,7 @@ import numpy as np
 
 from mindrlhf.configs.vision import CHANNELS
 from mindrlhf.memory.work import Work
-from mindrlhf.model_roles import ROLES
+from mindrlhf.model_roles import ROLES, arrays_beside
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.reshard.plan import Plan
 from mindrlhf.token_arrays import TOKEN_ARRAYS
@@ -50,7 +50,8 @@ def experience_bytes(work: Work) -> int:
     prompts = config.data.prompts_per_step
     if sampling.enabled:
         prompts = (sampling.prompts_per_round or prompts) * sampling.max_rounds
-    names = [*OF_ANSWERS, *(["turn_rewards"] if config.rollout.environment else [])]
+    names = [*OF_ANSWERS, *arrays_beside(work.roles, work.yamls)]
+    names += ["turn_rewards"] if config.rollout.environment else []
     token = ID.itemsize + sum(np.dtype(TOKEN_ARRAYS[name].dtype).itemsize for name in names)
     routing = 0
     if config.rollout.records_routing:

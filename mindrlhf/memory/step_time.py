@@ -13,7 +13,7 @@ from mindrlhf.memory.work import Work
 from mindrlhf.metrics.console import short_duration
 from mindrlhf.metrics.flops import forward_flops, phase_flops
 from mindrlhf.metrics.tower_flops import tower_flops
-from mindrlhf.model_roles import ROLES, SCORE, role_of
+from mindrlhf.model_roles import BESIDE, ROLES, SCORE, role_of
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.optimizer_state import BLOCK, moment_bytes
 from mindrlhf.phases import PHASES
@@ -177,7 +177,8 @@ def forecast(work: Work, ranks: Sequence[Rates | None]) -> dict[str, float] | No
 def side_seconds(work: Work, seconds: Mapping[str, float], kind: str | None = None) -> dict[str, float]:
     """Add up the seconds of a `forecast` on the ranks of each layout.
 
-    Those that train and those that generate bring the updated weights over. kind: of phases, by default all.
+    Those that train and those that generate bring the updated weights over. Ranks that generate and score have one sum.
+    kind: of phases, by default all.
     """
     sides = dict.fromkeys(work.yamls, 0.0)
     for phase, took in seconds.items():
@@ -185,6 +186,7 @@ def side_seconds(work: Work, seconds: Mapping[str, float], kind: str | None = No
             own = ROLES[PHASES[phase].role].layout_in(sides)
             for side in ("train", "infer") if phase == "reshard" else (own,):
                 sides[side] += took
+    sides["infer"] += sides.pop(BESIDE, 0.0)
     return sides
 
 

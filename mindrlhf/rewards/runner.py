@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from itertools import chain, compress, count
@@ -30,13 +31,14 @@ from mindrlhf.workers.peer import wait
 # A function that has lost this many calls of a batch by hanging or crashing, and answered none, is not tried on the
 # rest: a function that always hangs then costs a step seconds, not hours.
 HOPELESS_AFTER = 3
+_CLOSED = "this RewardRunner is closed"
 
 # Imported on use: other functions need no models.
 MODEL_FUNCTIONS = "mindrlhf.judging.functions:ModelFunctions"
 
 
 class RewardRunner(AbstractContextManager):
-    """Pool of reward processes for one set of functions; not thread-safe.
+    """Pool of reward processes for one set of functions, called by one thread.
 
     names: names of the functions in tables and metrics, in the settings' order: the shipped name, or the name after the
     colon, with `_2`, `_3`, ... for repeated ones. comparing: names of the functions that need a ground truth. models:
@@ -75,6 +77,7 @@ class RewardRunner(AbstractContextManager):
                 right = "args must be numbers, text, lists and maps of these"
                 raise UserError(f"reward {name!r}: {right} ({error}).") from None
         self._reported: set[str] = set()
+        self._background: ThreadPoolExecutor | None = None
         self._closed = False
         self._processes: list[RewardProcess] = []
         try:
@@ -103,13 +106,30 @@ class RewardRunner(AbstractContextManager):
         if any(function.name == "verl" for function in self._settings.all_functions):
             verl.check_sources([prompt.fields for prompt in prompts], data)
 
+    @property
+    def apart(self) -> bool:
+        """True if all functions run in other processes, and none is the calling program's or a model."""
+        return not self._own and self.models is None
+
     def score(self, samples: Sequence[Sample], steps_done: int = 0) -> RewardTable:
-        """Score samples in their order.
+        """Score samples in their order, after those of `begin`.
 
         steps_done: of the training.
         """
+        return self.begin(samples, steps_done).result() if self._background else self._score(samples, steps_done)
+
+    def begin(self, samples: Sequence[Sample], steps_done: int = 0) -> "Future[RewardTable]":
+        """Begin to score samples in the background, as `score` does.
+
+        All functions must be `apart`.
+        """
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, "rewards")
+        return self._background.submit(self._score, samples, steps_done)
+
+    def _score(self, samples: Sequence[Sample], steps_done: int) -> RewardTable:
         if self._closed:
-            raise RuntimeError("this RewardRunner is closed")
+            raise RuntimeError(_CLOSED)
         steps = Steps(steps_done, self._total_steps)
         self._drop(process for process in self._processes if not process.alive())  # ended since the last batch
         batch = _Batch(self._calls(len(samples)))
@@ -139,6 +159,10 @@ class RewardRunner(AbstractContextManager):
     def close(self) -> None:
         """End all processes, without zombies. May be called again."""
         self._closed = True
+        if self._background:
+            for process in list(self._processes):
+                process.kill()  # wakes the thread, which has the pipes
+            self._background.shutdown(cancel_futures=True)
         self._drop(self._processes)
         if self.models:
             self.models.close()
@@ -162,7 +186,7 @@ class RewardRunner(AbstractContextManager):
                     raise UserError(process.refusal or f"reward functions {names} do not load: {loss.error}.")
 
     def _start(self) -> None:
-        while self._functions and len(self._processes) < self._settings.workers:
+        while self._functions and not self._closed and len(self._processes) < self._settings.workers:
             self._processes.append(RewardProcess(self._functions, self._settings.timeout_s))
 
     def _drop(self, processes: Iterable[RewardProcess]) -> None:
@@ -173,6 +197,8 @@ class RewardRunner(AbstractContextManager):
     def _run(self, batch: "_Batch", samples: Sequence[Sample], steps: Steps) -> None:
         broken = None  # why no further process can be started, for example after a change of the function's file
         while batch.open:
+            if self._closed:
+                raise RuntimeError(_CLOSED)
             if broken is None:
                 self._start()
             elif not self._processes:

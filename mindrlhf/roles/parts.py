@@ -17,9 +17,11 @@ from mindrlhf.roles.exchange import Exchange, ScoredApart
 from mindrlhf.roles.generator import Generator
 from mindrlhf.roles.part import Arrays, ModelPart, Opening, RolePart
 from mindrlhf.roles.policy import Policy
+from mindrlhf.roles.policy_updates import sequences
 from mindrlhf.roles.reference import Reference
 from mindrlhf.roles.teacher import Teacher
 from mindrlhf.roles.trained import TrainedModel
+from mindrlhf.types import Experience, with_missing
 
 PARTS: Mapping[str, type[RolePart]] = {
     "reference": Reference,
@@ -49,6 +51,16 @@ class Parts(dict[str, ModelPart]):
     def scoring(self) -> Iterator[ModelPart]:
         """Yield the parts that score tokens before a step's updates, in order."""
         return (part for part in self.values() if part.scorer)
+
+    def with_scores(self, experiences: list[Experience], timers: Timers) -> list[Experience]:
+        """Add what these parts compute of each token before updates, if still missing."""
+        groups = [sequences(e) for e in experiences]
+        for part in self.scoring():
+            scoring = part.role.scoring
+            with timers(scoring.phase):
+                rows = part.scorer(groups)
+            experiences = with_missing(experiences, scoring.array, rows)
+        return experiences
 
     def trained(self) -> Iterator[ModelPart]:
         """Yield the parts that are trained alongside the policy."""

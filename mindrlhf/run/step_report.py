@@ -96,6 +96,7 @@ class StepReport(Report):
             if layout == "train":
                 self._elsewhere = [name for name, phase in PHASES.items() if _is_elsewhere(phase, job)]
         self._drawn: list[GroupLengths] = []  # lengths of groups that the step has generated for later steps
+        self._scored: list[GroupLengths] = []  # and of those that it has scored for them
 
     def open_outputs(self, steps_done: int) -> None:
         super().open_outputs(steps_done)
@@ -136,6 +137,13 @@ class StepReport(Report):
         """
         self._drawn += [group_lengths(e) for e in experiences]
 
+    def add_scored(self, experiences: Sequence[Experience]) -> None:
+        """Count the scoring of experiences for later steps.
+
+        Each is counted on one rank.
+        """
+        self._scored += [group_lengths(e) for e in experiences]
+
     def add_conversations(self, statistics: Any) -> None:
         """Add statistics of conversations.
 
@@ -159,7 +167,8 @@ class StepReport(Report):
         """Write a step's metrics once its timers are closed; position: prompts drawn."""
         if not self._own_rows:
             result = StepResult([], [], figures=result.figures)
-        scored = [group_lengths(e) for e in (*result.experiences, *result.scored)]
+        scored = [*(group_lengths(e) for e in (*result.experiences, *result.scored)), *self._scored]
+        self._scored = []
         experiences = result.experiences
         updates = result.updates
         metrics, seconds = self._begin()

@@ -19,7 +19,15 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import differences
 from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
-from mindrlhf.configs.placement import SCORER_FLAG, SPLIT, Division, layout_of_scorers, placed, placed_behind
+from mindrlhf.configs.placement import (
+    SCORER_FLAG,
+    SPLIT,
+    Division,
+    layout_beside,
+    layout_of_scorers,
+    placed,
+    placed_behind,
+)
 from mindrlhf.configs.reward_models import RewardModelSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.sharing_checks import check_shared_weights
@@ -51,7 +59,7 @@ from mindrlhf.migration.mindrlhf.translation import MindRLHFTranslation, is_mind
 from mindrlhf.migration.mindrlhf.translation import translate as translate_mindrlhf
 from mindrlhf.migration.other_names import answer
 from mindrlhf.migration.verl.translation import translate
-from mindrlhf.model_roles import GENERATOR, POLICY, ROLES, SCORE, Role, RoleModel, role_of
+from mindrlhf.model_roles import BESIDE, GENERATOR, POLICY, ROLES, SCORE, Role, RoleModel, role_of
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 
@@ -122,8 +130,7 @@ def read_model(flags: TrainFlags, config: GRPOSettings, yamls: Mapping[str, Mode
     check_tool_images(config.rollout, model)
     score = yamls.get(SCORE)
     check_grpo(config, train, infer, model, infer_model, workers, score.parallel.workers if score else 0)
-    if score:
-        check_scorers(config, score, model)
+    check_scorers(config, yamls, model)
     return as_trained(model, config, train, path)
 
 
@@ -177,7 +184,8 @@ def read_alike(role: Role, flags: TrainFlags, config: GRPOSettings, policy: Role
     if role.value_head:
         return RoleModel(path, model.as_critic())
     alike = model.adapter is not None and path == policy.path
-    shares = alike and not (role.apart and flags.scorer_ranks)
+    apart = role.apart and (flags.scorer_ranks or config.trainer.scoring_ranks == "infer")
+    shares = alike and not apart
     return RoleModel(path, model if alike and config.lora.reference == "start" else model.base, shares)
 
 
@@ -231,6 +239,8 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, dict[str
     yamls = {"train": train, "infer": infer}
     if score := layout_of_scorers(train, overrides["score_yaml"], division.scorers):
         yamls[SCORE] = placed_behind(score, train, infer)
+    if config.trainer.scoring_ranks == "infer":
+        yamls[BESIDE] = layout_beside(train, infer, division.scorers)
     infer.context.device.check_weights(config.rollout.weights)
     check_parts(config)
     rounds = correction_defaults(train, infer, config.rollout.weights)
@@ -308,18 +318,24 @@ def with_resume(config: Run, flag: str | None) -> Run:
     return config.model_copy(update={"trainer": trainer})
 
 
-def check_scorers(config: GRPOSettings, yaml: ModelYaml, model: ModelConfig) -> None:
-    """Check ranks that only score, which have one layout.
+def check_scorers(config: GRPOSettings, yamls: Mapping[str, ModelYaml], model: ModelConfig) -> None:
+    """Check ranks that score and do not train the policy, which have one layout.
 
     model: the policy's, which the critic has too. Raises UserError.
     """
-    roles = [role for role in ROLES.values() if role.apart and role.used(config)]
+    layout = next((name for name in (SCORE, BESIDE) if name in yamls), None)
+    if layout is None:
+        return
+    yaml = yamls[layout]
+    roles = [role for role in ROLES.values() if role.layout_in(yamls) == layout and role.used(config)]
+    asked, models, right = f"{SCORER_FLAG} is {yaml.parallel.workers}", "reference, teacher or critic", "leave it out"
+    if layout == BESIDE:
+        asked, models, right = "trainer.scoring_ranks is infer", "reference or teacher", "set it to train"
     if not roles:
-        found = f"{SCORER_FLAG} is {yaml.parallel.workers}, and the run has no reference, teacher or critic"
-        raise UserError(f"{found} (algorithm.beta is 0); leave it out.")
+        raise UserError(f"{asked}, and the run has no {models} (algorithm.beta is 0); {right}.")
     if steps := config.algorithm.reference_sync_steps:
-        found = f"algorithm.reference_sync_steps is {steps}, and with {SCORER_FLAG} the policy is on other ranks"
-        raise UserError(f"{found}; leave {SCORER_FLAG} out, or set reference_sync_steps to 0.")
+        found = f"algorithm.reference_sync_steps is {steps}, and {asked}: the policy is on other ranks"
+        raise UserError(f"{found}; {right}, or set reference_sync_steps to 0.")
     check_layout(yaml, model, yaml.parallel.workers)
     check_training_layout(yaml, config.train.length_bucket)
     check_shared_weights(yaml, dropout=0.0)

@@ -15,7 +15,6 @@ from mindrlhf.metrics.timer import STEP
 from mindrlhf.model_roles import POLICY, REFERENCE, TRAINED, Role
 from mindrlhf.roles.exchange import Exchange
 from mindrlhf.roles.parts import Parts
-from mindrlhf.roles.policy_updates import sequences
 from mindrlhf.run.report import StepRecord
 from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
@@ -87,19 +86,9 @@ class GRPOLoop:
         scheduled = step - self.config.trainer.staleness  # groups of older weights were carried over
         return with_drawing_policy(mark_trained(experiences, self.config), scheduled)
 
-    def with_scores(self, experiences: list[Experience]) -> list[Experience]:
-        """Add what this rank's parts compute of each token before updates, if still missing."""
-        groups = [sequences(e) for e in experiences]
-        for part in self.parts.scoring():
-            scoring = part.role.scoring
-            with self.run.timers(scoring.phase):
-                rows = part.scorer(groups)
-            experiences = with_missing(experiences, scoring.array, rows)
-        return experiences
-
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
         """Add the scores, and log-probs of the old policy, if still missing."""
-        experiences = self.with_scores(experiences)
+        experiences = self.parts.with_scores(experiences, self.run.timers)
         if self.parts.policy.scores_old:
             experiences = with_missing(experiences, "old_log_probs", [e.rows("scored_log_probs") for e in experiences])
         return experiences
@@ -164,7 +153,8 @@ class ScoringLoop(GRPOLoop):
     def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
         """Score this rank's share for the others, and make its own updates."""
         part = next(self.parts.scoring())
-        own = self.with_scores(part.data_parallel.share(self.marked(experiences, step)))
+        own = part.data_parallel.share(self.marked(experiences, step))
+        own = self.parts.with_scores(own, self.run.timers)
         own = self.exchange.with_returns(self.exchange.with_scores(own))
         return StepResult([], [], self.update_others(own, step), figures, scored=own)
 

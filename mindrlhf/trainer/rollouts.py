@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,20 +14,26 @@ from mindrlhf.checkpoint.tokenizer import stop_ids
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.metrics.progress import Advance
+from mindrlhf.model_roles import GENERATOR
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.phases import CACHE
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.samples import reward_samples
+from mindrlhf.rewards.table import RewardTable
 from mindrlhf.roles.generator import Generator
+from mindrlhf.roles.part import ModelPart
+from mindrlhf.roles.parts import Parts
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import Begun, EnvironmentRewards, Partner
 from mindrlhf.rollout.unfinished import continued, requests_of
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses, slot_count
-from mindrlhf.types import Experience, Prompt, RolloutGroup, TokenValues
+from mindrlhf.types import Experience, Prompt, RolloutGroup, TokenValues, with_missing
 
 Draw = Callable[[list[Prompt], int], list[Experience]]
 """Drawing of a round: prompts of all ranks and the step -> their experiences, on all ranks."""
+Share = Callable[[Sequence[Experience]], list[Experience]]
+"""Part of all ranks' experiences."""
 
 
 class Rollouts:
@@ -55,12 +62,20 @@ class Rollouts:
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         ends = stop_ids(tokenizer, generator.partition.model)
         self._rows = {row.id: row for row in rows}
+        self._begun: dict[int, Future[RewardTable]] = {}  # by the step that trains on the answers
         self._engine, self._greedy = open_engines(config, generator, longest_prompt, ends, tokenizer.decode)
         run.residency.add(CACHE, caches(self._engine, self._greedy), zeros=True)
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
         """Generate and score a group for each prompt, on ranks that score."""
         return self.score(*self._generate(self._engine, prompts, self._settings.num_generations, step), step)
+
+    def begin_scoring(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Begin to score whole groups that `whole` takes for the same step, if functions can in the background."""
+        alone = self._partner is None and self._greedy is None
+        if alone and self._rewards and self._rewards.apart and step not in self._begun:
+            samples = reward_samples(self._decode, groups, self._settings.max_new_tokens, ())
+            self._begun[step] = self._rewards.begin(samples, step - 1)
 
     def score(self, groups: list[RolloutGroup], own: EnvironmentRewards, step: int) -> list[Experience]:
         """Score groups, on ranks that score.
@@ -104,6 +119,10 @@ class Rollouts:
                 own = partner.recall(ended)
             groups = with_tokens(groups, partner.tokens)
             self._run.report.add_conversations(partner.statistics)
+        if begun := self._begun.pop(step, None):
+            with self._run.timers("reward"):
+                table = begun.result()
+            return self._experiences(groups, [], table, step)
         return self.score(groups, own, step)
 
     def _add_turns(self, groups: Sequence[RolloutGroup]) -> None:
@@ -146,6 +165,15 @@ class Rollouts:
         with self._run.timers("reward"):
             samples = reward_samples(self._decode, [*groups, *greedy], self._settings.max_new_tokens, own)
             table = self._rewards.score(samples, step - 1)
+        return self._experiences(groups, greedy, table, step)
+
+    def _experiences(
+        self, groups: Sequence[RolloutGroup], greedy: Sequence[RolloutGroup], table: RewardTable, step: int
+    ) -> list[Experience]:
+        """Make the experiences of groups.
+
+        table: of their samples, followed by those of `greedy`.
+        """
         self._run.report.add_reward_table(table)
         ends = np.cumsum([len(group.rollouts) for group in groups])
         totals = np.split(table.totals, ends)
@@ -202,14 +230,24 @@ def caches(*engines: Engine | None) -> list[Parameter]:
     return [parameter for engine in engines if engine for parameter in engine.cache.parameters]
 
 
+def counted_by(part: ModelPart | None) -> Share:
+    """Select what a replica counts of all experiences, on its first rank."""
+    if part is None or not part.partition.first_of_replica:
+        return lambda experiences: []
+    axis = part.data_parallel
+    return lambda experiences: list(experiences[axis.rank :: axis.size])
+
+
 @dataclass(frozen=True)
 class DrawnTogether:
     """Drawing in which each rank that generates has its share of the prompts.
 
-    collectives: among these ranks. between: called when a rank has generated.
+    parts: of this rank. data_parallel, collectives: among these ranks. between: called when a rank has generated.
     """
 
     rollouts: Rollouts
+    parts: Parts
+    run: Run
     data_parallel: DataParallel
     collectives: Collectives
     between: Callable[[], None] = lambda: None
@@ -225,9 +263,19 @@ class DrawnTogether:
         parts = [iter(part) for part in self.collectives.all_gather_object(own) if part is not None]
         return [next(parts[place % ranks]) for place in range(len(groups))]
 
+    def begin_scoring(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Begin to score groups that `scored` takes for the same step."""
+        self.rollouts.begin_scoring(self.data_parallel.share(groups), step)
+
     def scored(self, groups: Sequence[RolloutGroup], step: int) -> list[Experience]:
         """Score a step's whole groups."""
         return self._gathered(self.rollouts.whole(self.data_parallel.share(groups), step))
+
+    def token_scores(self, experiences: Sequence[Experience]) -> list[dict[str, tuple[np.ndarray, ...]]]:
+        """Return what models on these ranks compute of the tokens of each experience, by array."""
+        own = self.parts.with_scores(self.data_parallel.share(experiences), self.run.timers)
+        self.run.report.add_scored(counted_by(self.parts[GENERATOR.name])(experiences))
+        return self.data_parallel.united([one.tokens for one in own])
 
     def _gathered(self, scored: list[Experience]) -> list[Experience]:
         self.between()
@@ -238,10 +286,12 @@ class DrawnApart:
     """Drawing by some ranks, of which `tell` tells the others.
 
     draw: None on the other ranks, for which a round is the next one that they were told. root: a rank that draws.
+    arrays: names of what models on the ranks that draw compute of tokens.
     """
 
-    def __init__(self, draw: DrawnTogether | None, run: Run, root: int):
+    def __init__(self, draw: DrawnTogether | None, run: Run, root: int, arrays: Sequence[str] = ()):
         self._draw = draw
+        self._arrays = arrays
         self._run = run
         self._root = root
         self._rounds: deque[list] = deque()
@@ -254,9 +304,27 @@ class DrawnApart:
         """Draw further tokens of unfinished answers, as `Rollouts.further`."""
         return self._round(lambda draw: draw.further(groups, step))
 
+    def begin_scoring(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Begin to score groups that `scored` takes for the same step."""
+        if self._draw:
+            self._draw.begin_scoring(groups, step)
+
     def scored(self, groups: Sequence[RolloutGroup], step: int) -> list[Experience]:
         """Score a step's whole groups."""
         return self._round(lambda draw: draw.scored(groups, step))
+
+    def lacks(self, experiences: Sequence[Experience]) -> bool:
+        """Test for experiences without what is computed of tokens here."""
+        return any(name not in one.tokens for name in self._arrays for one in experiences)
+
+    def with_token_scores(self, experiences: list[Experience]) -> list[Experience]:
+        """Add what is computed of tokens here, if missing."""
+        if not self.lacks(experiences):
+            return experiences
+        computed = self._round(lambda draw: draw.token_scores(experiences))
+        for name in self._arrays:
+            experiences = with_missing(experiences, name, [arrays[name] for arrays in computed])
+        return experiences
 
     def _round(self, drawn: Callable[[DrawnTogether], list]) -> list:
         """Make a round, or take the next one that was told."""

@@ -3,22 +3,21 @@
 The loop asks one source for the experiences of each step. Another schedule of generation is another class.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.placement import said_of_placement
-from mindrlhf.configs.staleness import said_of_staleness
+from mindrlhf.configs.staleness import said_of_staleness, scores_later
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.files.text import numbered
 from mindrlhf.job import Job
 from mindrlhf.metrics.ages import ages
-from mindrlhf.model_roles import GENERATOR
+from mindrlhf.model_roles import GENERATOR, arrays_beside
 from mindrlhf.records.batches_ahead import Batch, BatchesAhead, in_parts
 from mindrlhf.rewards.runner import RewardRunner
-from mindrlhf.roles.part import ModelPart
 from mindrlhf.roles.parts import Parts
 from mindrlhf.rollout.partner import Partner
 from mindrlhf.rollout.unfinished import InParts, count_tokens
@@ -26,10 +25,8 @@ from mindrlhf.run.checkpointer import Blob, Stateful
 from mindrlhf.run.run import Run
 from mindrlhf.run.training_data import Recorded, TrainingData
 from mindrlhf.trainer.dynamic_sampling import StepSampling
-from mindrlhf.trainer.rollouts import Draw, DrawnApart, DrawnTogether, Rollouts
+from mindrlhf.trainer.rollouts import Draw, DrawnApart, DrawnTogether, Rollouts, Share, counted_by
 from mindrlhf.types import Experience, Prompt
-
-Share = Callable[[Sequence[Experience]], list[Experience]]
 
 
 class Source(Protocol):
@@ -63,7 +60,7 @@ class Source(Protocol):
 class FreshRollouts:
     """Rollouts drawn in the step that trains on them.
 
-    share: see `RolloutsAhead`.
+    share: see `RolloutsAhead`. scores: adds to a step's experiences what ranks that draw compute of tokens.
     """
 
     run: Run
@@ -71,6 +68,7 @@ class FreshRollouts:
     draw: Draw
     sampling: StepSampling
     share: Share = list
+    scores: Share = list
 
     @property
     def counters(self) -> Mapping[str, Stateful]:
@@ -95,7 +93,7 @@ class FreshRollouts:
         experiences, figures = self.sampling.take()
         used = {id(one) for one in experiences}
         self.run.report.add_drawn(self.share([one for one in drawn if id(one) not in used]))
-        return experiences, figures
+        return self.scores(experiences), figures
 
     def fill(self, step: int) -> list[Experience]:
         """Draw rounds until the step wants no more; returns their experiences."""
@@ -177,6 +175,11 @@ class RolloutsAhead:
             if self.apart or number > step:
                 self._fresh.run.report.add_drawn(self._share(experiences))
 
+    def _score_tokens(self, step: int) -> None:
+        """Add what ranks that draw compute of a batch's tokens; a checkpoint leaves it out."""
+        batch = self._ahead[step]
+        self._ahead.put(step, replace(batch, experiences=self._fresh.scores(batch.experiences)))
+
     def _taken(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         batch = self._ahead.take(step)
         self.position = batch.position
@@ -186,7 +189,8 @@ class RolloutsAhead:
 class RolloutsInParts(RolloutsAhead):
     """Rollouts drawn in parts, a number of tokens a step.
 
-    See `InParts`: of the step's own batch all is drawn that is missing. drawn: draws the parts and scores whole groups.
+    See `InParts`: of the step's own batch all is drawn that is missing. Later batches that are whole are scored in the
+    background. drawn: draws the parts and scores whole groups.
     """
 
     def __init__(
@@ -229,8 +233,11 @@ class RolloutsInParts(RolloutsAhead):
         return {**limits, step: self._config.rollout.max_new_tokens}
 
     def _draw_parts(self, limits: Mapping[int, int], step: int) -> None:
-        """Draw and count the tokens of batches."""
+        """Draw and count the tokens of batches; begin to score later ones that are whole now."""
         self._tokens += self._parts.draw(limits, step)
+        for number in [number for number in limits if number > step and not self._parts.count([number])]:
+            self._drawn.begin_scoring([one.group for one in self._ahead[number].experiences], number)
+            self._score_tokens(number)
 
     def _begin(self, numbers: Sequence[int], step: int) -> None:
         """Take the prompts of batches whose first tokens the weights of `step` draw."""
@@ -245,17 +252,17 @@ class RolloutsInParts(RolloutsAhead):
         """
         batch = self._ahead[step]
         if batch.whole:
+            self._score_tokens(step)
             return
         sampling = self._fresh.sampling
         scored = self._drawn.scored([one.group for one in batch.experiences], step)
         sampling.begin()
         sampling.numbered([one.group.prompt for one in batch.experiences])
-        sampling.add(
-            [replace(one, policy_step=e.policy_step) for one, e in zip(scored, batch.experiences, strict=True)]
-        )
+        pairs = zip(scored, batch.experiences, strict=True)
+        sampling.add([replace(one, policy_step=e.policy_step, tokens=e.tokens) for one, e in pairs])
         self._tokens += count_tokens([one.group for one in self._fresh.fill(step)])
         experiences, figures = sampling.take()
-        self._ahead.put(step, Batch(experiences, figures, batch.position))
+        self._ahead.put(step, Batch(self._fresh.scores(experiences), figures, batch.position))
         own = self._share(experiences)
         self._fresh.run.report.add_drawn([e for e in own if self.apart or e.policy_step < step])
 
@@ -264,8 +271,7 @@ class SplitRollouts(RolloutsAhead):
     """Rollouts drawn by some ranks while others train.
 
     The batch that a step trains on is drawn first if it is not there; later ones are drawn during the updates, until
-    `settle`. Ranks that train collect them then in the same way, from the rounds that they are told, so that all ranks
-    have the same batches, prompts and surplus. apart: see `DrawnApart`.
+    `settle`. Ranks that train collect them then from the rounds that they are told: all have the same ones.
     """
 
     apart = True
@@ -281,6 +287,9 @@ class SplitRollouts(RolloutsAhead):
             self._draw([step], step)
             self.settle()
             self._fresh.run.checkpointer.between_phases()
+        if self._rounds.lacks(self._ahead[step].experiences):
+            self._rounds.follow(partial(self._score_tokens, step))
+            self.settle()
         self._draw([number for number in due if number > step], step)
         return self._taken(step)
 
@@ -350,14 +359,6 @@ class RecordedRollouts:
         return {}
 
 
-def counted_by(part: ModelPart | None) -> Share:
-    """Select what a replica counts of all experiences, on its first rank."""
-    if part is None or not part.partition.first_of_replica:
-        return lambda experiences: []
-    axis = part.data_parallel
-    return lambda experiences: list(experiences[axis.rank :: axis.size])
-
-
 def open_source(
     job: Job, data: TrainingData, run: Run, parts: Parts, rewards: RewardRunner | None, partner: Partner | None
 ) -> Source:
@@ -379,19 +380,20 @@ def open_source(
         rows = data.stream.prompts
         generate = Rollouts(config, job.tokenizer, rows, data.longest_prompt, generator, rewards, run, partner)
         between = (lambda: None) if job.splits else run.checkpointer.between_phases
-        draw = DrawnTogether(generate, generator.data_parallel, generator.collectives, between)
-    rounds = DrawnApart(draw, run, job.infer.ranks[0]) if job.splits else None
+        draw = DrawnTogether(generate, parts, run, generator.data_parallel, generator.collectives, between)
+    rounds = DrawnApart(draw, run, job.infer.ranks[0], arrays_beside(job.roles, job.yamls)) if job.splits else None
     drawn_by = DrawnBy(rounds or draw)
     counted = counted_by(generator if rounds else parts.policy)
-    fresh = FreshRollouts(run, data.stream, drawn_by, StepSampling(config, data.stream.pictured), counted)
+    sampling = StepSampling(config, data.stream.pictured)
+    fresh = FreshRollouts(run, data.stream, drawn_by, sampling, counted, rounds.with_token_scores if rounds else list)
     ahead = (run.checkpoint and run.checkpoint.counters.get("ahead")) or {}
-    goes_on = config.rollout.tokens_per_step or in_parts(ahead)
-    if rounds and goes_on:
+    parts_go_on = config.rollout.tokens_per_step or in_parts(ahead)
+    if rounds and (parts_go_on or scores_later(config, job.objects.functions)):
         return SplitInParts(fresh, drawn_by, staleness, counted, rounds, config)
     if rounds:
         return SplitRollouts(fresh, drawn_by, staleness, counted, rounds)
     # A run that goes on with a smaller staleness trains on what was drawn before.
-    if draw and goes_on:
+    if draw and parts_go_on:
         return RolloutsInParts(fresh, drawn_by, staleness, counted, draw, config)
     if not staleness and not ahead:
         return fresh

@@ -86,10 +86,14 @@ class WorkerProcess(Peer):
         end_marked(self._mark)
         self.leave()
 
-    def leave(self) -> None:
-        """End the process, without what has left its group."""
+    def kill(self) -> None:
+        """Kill the process group, so that the other side sees the end; `stop` has to follow."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """End the process, without what has left its group."""
+        self.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -11,6 +11,7 @@ from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
 from mindrlhf.configs.placement import Division, check_workers, planned_workers
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
+from mindrlhf.model_roles import ROLES
 from mindrlhf.parallel.mesh import Mesh
 from mindrlhf.trainer import check
 from mindrlhf.trainer.check import read_settings
@@ -20,9 +21,13 @@ def yaml(path: str, first_rank: int = 0, **parallel: int) -> ModelYaml:
     return ModelYaml(path=path, first_rank=first_rank, parallel=ParallelSettings(**parallel))
 
 
-def read(*overrides: str, **flags):
+def settings(*overrides: str, **flags):
     given = TrainFlags(load_sft_checkpoint_train="model", device_target="CPU", overrides=overrides, **flags)
-    _, config, yamls = read_settings(given)
+    return read_settings(given)[1:]
+
+
+def read(*overrides: str, **flags):
+    config, yamls = settings(*overrides, **flags)
     train, infer = yamls.values()
     return config.trainer.placement, train.ranks, infer.ranks, Mesh.of_yaml(infer)
 
@@ -120,10 +125,8 @@ def test_ranks_of_both_sides_are_all_workers():
 
 
 def test_ranks_that_score_are_behind_the_others():
-    overrides = ("train_yaml.parallel_config.model_parallel=2",)
     sides = {"trainer_ranks": 2, "generator_ranks": 1, "scorer_ranks": 4, "infer_tensor_parallel": 1}
-    given = TrainFlags(load_sft_checkpoint_train="model", device_target="CPU", overrides=overrides, **sides)
-    yamls = read_settings(given)[2]
+    _, yamls = settings("train_yaml.parallel_config.model_parallel=2", **sides)
     assert [yaml.ranks for yaml in yamls.values()] == [range(2), range(2, 3), range(3, 7)]
     assert Mesh.of_yaml(yamls["score"]) == Mesh(dp=2, tp=2, ranks=(3, 4, 5, 6))
     assert planned_workers(yamls["train"], yamls["infer"], 4) == 7
@@ -135,7 +138,7 @@ def test_ranks_that_score_are_behind_the_others():
         (("algorithm.beta=0",), "--scorer_ranks is 3, and the run has no reference, teacher or critic"),
         (
             ("algorithm.beta=0.1", "algorithm.reference_sync_steps=2"),
-            "algorithm.reference_sync_steps is 2, and with --sc",
+            "algorithm.reference_sync_steps is 2, and --scorer_ranks is 3: the policy is on other ranks; leave it out,",
         ),
         (
             ("algorithm.beta=0.1", "data.prompts_per_step=8"),
@@ -146,7 +149,53 @@ def test_ranks_that_score_are_behind_the_others():
 def test_what_ranks_that_score_cannot_do_is_refused(overrides, said):
     score = yaml("score_yaml of score.yaml", first_rank=2, data_parallel=3)
     with pytest.raises(UserError) as caught:
-        check.check_scorers(load_grpo_config(None, overrides), score, MODEL)
+        check.check_scorers(load_grpo_config(None, overrides), {"score": score}, MODEL)
+    assert said in str(caught.value)
+
+
+def test_ranks_that_generate_score_in_their_own_layout():
+    overrides = ("trainer.scoring_ranks=infer", "train_yaml.parallel_config.pipeline_stage=2")
+    _, yamls = settings(*overrides, trainer_ranks=2, generator_ranks=3)
+    assert [yaml.ranks for yaml in yamls.values()] == [range(2), range(2, 5), range(2, 5)]
+    assert yamls["beside"].parallel == yamls["infer"].parallel
+    assert yamls["beside"].model == yamls["train"].model
+    assert [ROLES[name].layout_in(yamls) for name in ("reference", "teacher", "critic")] == ["beside"] * 2 + ["train"]
+
+
+@pytest.mark.parametrize(
+    ("sides", "said"),
+    [
+        ({}, "trainer.scoring_ranks is infer, and all ranks train and generate (trainer.placement colocated); set"),
+        (
+            {"trainer_ranks": 1, "generator_ranks": 1, "scorer_ranks": 1},
+            "trainer.scoring_ranks is infer, and --scorer_ranks is 1; leave one of them out.",
+        ),
+    ],
+)
+def test_scoring_has_one_place(sides, said):
+    with pytest.raises(UserError) as caught:
+        settings("trainer.scoring_ranks=infer", **sides)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("algorithm.beta=0",), "trainer.scoring_ranks is infer, and the run has no reference or teacher"),
+        (
+            ("algorithm.beta=0.1", "algorithm.reference_sync_steps=2"),
+            "algorithm.reference_sync_steps is 2, and trainer.scoring_ranks is infer: the policy is on other ranks; s",
+        ),
+        (
+            ("algorithm.beta=0.1", "data.prompts_per_step=8"),
+            "data.prompts_per_step is 8, which the data_parallel 3 of infer.yaml does not divide; set",
+        ),
+    ],
+)
+def test_what_ranks_that_generate_cannot_score_is_refused(overrides, said):
+    beside = yaml("infer.yaml", first_rank=2, data_parallel=3)
+    with pytest.raises(UserError) as caught:
+        check.check_scorers(load_grpo_config(None, overrides), {"beside": beside}, MODEL)
     assert said in str(caught.value)
 
 

@@ -272,6 +272,32 @@ def test_closing_ends_everything(faults):
         pool.score(texts("1"))
 
 
+def test_scores_in_the_background_are_those_of_a_call(faults):
+    """Batches are scored in the order in which they began; a fault in one is its own."""
+    with runner(f"{faults}:fault", workers=2) as pool:
+        before = pool.score(texts("1", "raise", "2"))
+        begun = [pool.begin(texts("1", "raise", "2")), pool.begin(texts("5", "kill", "6"))]
+        last = pool.score(texts("7"))
+        np.testing.assert_array_equal(begun[0].result().totals, before.totals)
+        np.testing.assert_array_equal(begun[1].result().totals, np.float32([5, np.nan, 6]))
+        assert all(one.done() for one in begun)
+        np.testing.assert_array_equal(last.totals, np.float32([7]))
+    with pytest.raises(RuntimeError, match=r"closed|shutdown"):
+        pool.score(texts("1"))
+
+
+def test_closing_ends_what_goes_on_in_the_background(faults):
+    """Without it, closing would take the functions' ten minutes."""
+    pool = runner(f"{faults}:fault", workers=2, timeout_s=600.0)
+    before = {process.pid for process in psutil.Process().children()}
+    begun = [pool.begin(texts("hang", "hang", "hang")), pool.begin(texts("1"))]
+    assert not any(one.done() for one in begun)
+    pool.close()
+    assert begun[0].exception() is not None
+    assert begun[1].cancelled() or begun[1].exception() is not None
+    assert not before & {process.pid for process in psutil.Process().children()}
+
+
 def test_what_a_hanging_function_has_started_ends_with_it(faults):
     seconds = f"1000.{os.getpid()}"  # a command line that no other process has
     with runner(f"{faults}:fault", timeout_s=0.4) as pool:

@@ -1,9 +1,10 @@
-"""Ranks that only score, and train the critic: the run is that of ranks that do everything, to the last bit."""
+"""Scoring on ranks that do not train the policy: the run is that of ranks that do everything, to the last bit."""
 
 import jobs
+import killed_ranks
 import numpy as np
 import pytest
-from split_runs import BEHIND, assert_same, column, split, together
+from split_runs import BEHIND, arguments, assert_same, column, divided, split, together
 
 CRITIC = ("algorithm.advantage=gae", "critic.warmup_steps=1")
 
@@ -80,3 +81,53 @@ def test_a_run_goes_on_with_and_without_ranks_that_score(task, tmp_path):
         assert run.responses == whole.responses
         assert_same_critic(run, whole)
         np.testing.assert_array_equal(column(run, "critic/vf_loss"), column(whole, "critic/vf_loss"))
+
+
+BESIDE = "trainer.scoring_ranks=infer"
+
+
+@pytest.mark.msrun
+def test_ranks_that_generate_score_what_they_drew(task, one, tmp_path):
+    """The critic stays with the policy."""
+    run = split(task, tmp_path, 1, 1, BEHIND, BESIDE, *CRITIC)
+    assert_same(run, one)
+    assert_same_critic(run, one)
+    for phase in ("gen", "ref", "values", "update_critic", "update_actor"):
+        assert run.metrics[2][f"timing_per_token_ms/{phase}"] > 0, phase
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),  # in turn
+        (BEHIND, "lora.rank=4", "lora.reference=base"),
+        (BEHIND, "rollout.tokens_per_step=40"),
+        (BEHIND, "dynamic_sampling.enabled=True", "dynamic_sampling.max_rounds=3"),
+    ],
+)
+def test_they_do_in_other_schedules(task, tmp_path, settings):
+    apart = split(task, tmp_path / "apart", 1, 1, BESIDE, *settings)
+    assert_same(apart, together(task, tmp_path / "one", *settings))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_replicas_that_generate_share_the_scoring(task, tmp_path):
+    apart = split(task, tmp_path / "apart", 1, 2, BEHIND, BESIDE)
+    assert_same(apart, together(task, tmp_path / "one", BEHIND))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("parts", [(), ("rollout.tokens_per_step=40",)])
+def test_a_checkpoint_leaves_scores_to_the_ranks_that_go_on(task, tmp_path, parts):
+    """Batches that are drawn and not trained on come without the reference's log-probs."""
+    settings = (BEHIND, "trainer.save_freq=1", "trainer.total_steps=4", *parts)
+    whole = together(task, tmp_path / "whole", *settings)
+    for first, then in (((), (BESIDE,)), ((BESIDE,), (BESIDE,)), ((BESIDE,), ())):
+        folder = tmp_path / f"{len(first)}{len(then)}"
+        words = arguments(task, folder, *settings, *first, resume_training="auto", **divided(1, 1))
+        killed_ranks.kill_all(words, folder / "killed", 2, killed_ranks.Hold(0, "update", 3, 5))
+        assert_same(split(task, folder, 1, 1, *settings, *then, resume_training="auto"), whole)
