@@ -1,7 +1,7 @@
 """Divisions of a split job's ranks, compared by forecasts. Pure Python."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mindrlhf.configs.placement import (
@@ -18,7 +18,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.memory.remedies import largest_peak
 from mindrlhf.memory.step_time import idle_shares, length_of_step, side_seconds
 from mindrlhf.memory.work import Work
-from mindrlhf.model_roles import BESIDE
+from mindrlhf.model_roles import BESIDE, role_of
 
 Forecast = Callable[[Work], Mapping[str, float]]
 """Forecast of a job's seconds by phase."""
@@ -73,12 +73,14 @@ class Divisions:
     """Divisions of a job's ranks.
 
     given: the job's own. tried: each division that `train` would take, by its ranks that train, the given one included.
-    colocated: all ranks on both sides; None if `train` would refuse it.
+    colocated: all ranks on both sides; None if `train` would refuse it. beside: the given division with
+    `trainer.scoring_ranks` infer; None where that is given, or no choice.
     """
 
     given: Outlook
     tried: tuple[Outlook, ...]
     colocated: Outlook | None
+    beside: Outlook | None
 
     @property
     def proposed(self) -> Outlook | None:
@@ -95,6 +97,7 @@ class Divisions:
             "given": asdict(self.given),
             "proposed": asdict(self.proposed) if self.proposed else None,
             "colocated": asdict(self.colocated) if self.colocated else None,
+            "beside": asdict(self.beside) if self.beside else None,
             "tried": [asdict(one) for one in self.tried],
         }
 
@@ -107,16 +110,29 @@ def compare_divisions(work: Work, seconds: Mapping[str, float], forecast: Foreca
     """
     ranks = len(work.ranks) - len(work.scorers)
     given = Outlook.of(work, seconds, limit(work))
-    tried = []
-    for trainers in range(1, ranks):
-        if trainers == given.trainers:
-            tried.append(given)
-        elif other := divided(work, Division(trainers, ranks - trainers)):
-            tried.append(Outlook.of(other, forecast(other), limit(other)))
+
+    def outlook(other: Work | None) -> Outlook | None:
+        return Outlook.of(other, forecast(other), limit(other)) if other else None
+
+    def tried(trainers: int) -> Outlook | None:
+        return given if trainers == given.trainers else outlook(divided(work, Division(trainers, ranks - trainers)))
+
     every = len(work.ranks)
-    together = divided(work, Division(every, every), COLOCATED)
-    colocated = Outlook.of(together, forecast(together), limit(together)) if together else None
-    return Divisions(given, tuple(tried), colocated)
+    colocated = outlook(divided(work, Division(every, every), COLOCATED))
+    divisions = tuple(one for one in map(tried, range(1, ranks)) if one)
+    return Divisions(given, divisions, colocated, outlook(scored_beside(work)))
+
+
+def scored_beside(work: Work) -> Work | None:
+    """Give a split job's reference and teacher to the ranks that generate; None if they are there, or cannot be."""
+    config = work.config
+    frozen = [name for name in work.roles if role_of(name).frozen_apart]
+    if not frozen or work.scorers or BESIDE in work.yamls or config.algorithm.reference_sync_steps:
+        return None
+    trainer = config.trainer.model_copy(update={"scoring_ranks": "infer"})
+    roles = {**work.roles, **{name: replace(work.roles[name], shares=False) for name in frozen}}
+    yamls = {**work.yamls, BESIDE: layout_beside(work.train, work.infer, None)}
+    return Work.of(config.model_copy(update={"trainer": trainer}), roles, yamls, work.lengths)
 
 
 def divided(work: Work, division: Division, placement: str = SPLIT) -> Work | None:

@@ -35,14 +35,19 @@ def division_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     """
     proposed = figures["proposed"]
     together = figures["colocated"]
-    ranks = figures["given"]["trainers"] + figures["given"]["generators"]
+    given = figures["given"]
+    beside = figures["beside"]
+    ranks = given["trainers"] + given["generators"]
     rows = [("train + generate", "a step", "train", "wait", "generate", "wait", "peak", "fits")]
     rows += [_cells(_named(one, figures), one) for one in figures["tried"]]
-    rows.append(_cells(f"all {ranks + figures['given']['scorers']} do both", together))
+    rows.append(_cells(f"all {ranks + given['scorers']} do both", together))
     yield aligned(rows)
     yield from _verdict(figures, ranks)
+    if beside and beside["fits"] and beside["step_seconds"] < given["step_seconds"]:
+        steps = f"{short_duration(beside['step_seconds'])} in place of {short_duration(given['step_seconds'])}"
+        yield f"scoring where answers are drawn (trainer.scoring_ranks=infer): a step of {steps} with {_numbers(given)}"
     if together and proposed and together["fits"] and together["step_seconds"] < proposed["step_seconds"]:
-        flags = [TRAINER_FLAG, GENERATOR_FLAG, *([SCORER_FLAG] if figures["given"]["scorers"] else [])]
+        flags = [TRAINER_FLAG, GENERATOR_FLAG, *([SCORER_FLAG] if given["scorers"] else [])]
         yield f"shorter still is no division, without {' and '.join(flags)}:"
         yield f"  {' '.join(together['arguments'])}"
 

@@ -3,10 +3,11 @@
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
+from mindrlhf.configs.placement import layout_beside
 from mindrlhf.flags import TrainFlags
 from mindrlhf.memory.pictures import Lengths
 from mindrlhf.memory.work import Work
-from mindrlhf.model_roles import SCORE
+from mindrlhf.model_roles import BESIDE, SCORE
 from mindrlhf.trainer.check import read_roles
 
 MODEL = ModelConfig(
@@ -33,4 +34,6 @@ def work(train=None, infer=None, settings=(), model=MODEL, lengths=None, first_r
         own = {"path": name, "first_rank": first, "model": ModelSettings(), "parallel": parallel}
         yamls[name] = ModelYaml(**own, context={"device_target": "CPU"})
     config = load_grpo_config(None, [*SMALL, *settings])
+    if config.trainer.scoring_ranks == "infer":
+        yamls[BESIDE] = layout_beside(yamls["train"], yamls["infer"], None)
     return Work.of(config, read_roles(TrainFlags(), config, model), yamls, lengths or Lengths(20))

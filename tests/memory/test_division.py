@@ -6,10 +6,13 @@ from math import prod
 import pytest
 from planned_job import work
 
-from mindrlhf.memory.division import Divisions, compare_divisions
+from mindrlhf.configs.placement import Division
+from mindrlhf.memory.division import Divisions, compare_divisions, divided
 from mindrlhf.memory.division_table import division_lines
+from mindrlhf.memory.estimate import rank_plan
+from mindrlhf.memory.exchange import experience_bytes
 from mindrlhf.memory.remedies import largest_peak
-from mindrlhf.memory.step_time import Rates, step_seconds
+from mindrlhf.memory.step_time import Rates, length_of_step, side_seconds, step_seconds
 from mindrlhf.memory.work import Work
 from mindrlhf.units import GIB
 
@@ -53,6 +56,43 @@ def test_the_proposal_follows_the_longer_side():
     assert [one.step_seconds for one in long.tried] == [max(6, 7.5), max(3, 15)]
     assert [one.idle for one in long.tried] == [{"train": 1 - 6 / 7.5, "infer": 0}, {"train": 1 - 3 / 15, "infer": 0}]
     assert long.proposed is long.given
+
+
+def test_a_reference_where_answers_are_drawn_counts_there():
+    settings = (BEHIND, "algorithm.beta=0.1")
+    seconds = {"gen": 1.0, "ref": 0.5, "update_actor": 3.0}
+    beside, apart = split(2, 4, *settings, "trainer.scoring_ranks=infer"), split(2, 4, *settings)
+    assert side_seconds(apart, seconds) == {"train": 3.5, "infer": 1.0}
+    assert side_seconds(beside, seconds) == {"train": 3.0, "infer": 1.5}
+    assert (length_of_step(apart, seconds), length_of_step(beside, seconds)) == (3.5, 3.0)
+    for job, holders in ((apart, range(2)), (beside, range(2, 6))):
+        assert {rank for rank in range(6) if "reference" in rank_plan(job, rank).roles} == set(holders)
+    answers = 16 * 4 * 16  # prompts, samples, tokens
+    assert experience_bytes(beside) - experience_bytes(apart) == answers * 4
+    other = divided(beside, Division(4, 2))
+    assert set(other.models["reference"]) == {4, 5}
+    assert set(divided(split(2, 2, *settings, "trainer.scoring_ranks=infer"), Division(4, 4), "colocated").yamls) == {
+        "train",
+        "infer",
+    }
+
+
+def test_scoring_where_answers_are_drawn_is_named_where_it_makes_a_step_shorter():
+    def forecast(job: Work) -> dict[str, float]:
+        return {"gen": 4.0, "ref": 2.0, "update_actor": 5.0}
+
+    settings = (BEHIND, "algorithm.beta=0.1")
+    found = compared(split(4, 4, *settings), forecast)
+    assert (found.given.step_seconds, found.beside.step_seconds) == (7, 6)
+    assert (
+        "scoring where answers are drawn (trainer.scoring_ranks=infer): a step of 6.0s in place of 7.0s with 4 + 4"
+        in text(found).splitlines()
+    )
+    for job in (split(4, 4, BEHIND, "algorithm.beta=0"), split(4, 4, *settings, "trainer.scoring_ranks=infer")):
+        assert compared(job, forecast).beside is None
+    longer = compared(split(4, 4, *settings), lambda job: {**forecast(job), "gen": 6.0})
+    assert longer.beside.step_seconds > longer.given.step_seconds
+    assert "scoring_ranks" not in text(longer)
 
 
 def test_ranks_that_score_are_not_divided():
