@@ -52,6 +52,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="of both sides in turn (default 3)")
     add("--calls", type=int, default=3, help="of the judge in a step, one after the other (default 3)")
     add("--latency", type=float, default=0.3, help="seconds of a call (default 0.3)")
+    add("--workers", type=int, default=2, help="processes of the judge: as many steps are judged at once (default 2)")
     add("--staleness", type=int, default=2, help="of ranks apart (default 2)")
     add("--scoring-ranks", default="infer", help="of ranks apart: train or infer (default infer)")
     add("--steps", type=int, default=10, help="of each job (default 10)")
@@ -91,7 +92,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
     with tempfile.TemporaryDirectory(prefix="split_") as place:
         train = prepare(shape, Path(place)).train
         if args.calls:
-            train = [*train, f"reward.functions={json.dumps([{'name': f'{JUDGE}:judged'}])}"]
+            judge = json.dumps([{"name": f"{JUDGE}:judged"}])
+            train = [*train, f"reward.functions={judge}", f"reward.workers={args.workers}"]
         for number in range(args.rounds):
             order = list(SIDES)[:: -1 if number % 2 else 1]
             folder = Path(place, f"round_{number}")

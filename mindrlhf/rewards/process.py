@@ -36,11 +36,13 @@ class RewardProcess(WorkerProcess):
 
     needs_ground_truth, takes_batch, takes_ids: for each function, whether it fails for a row without one, whether it is
     called for all samples at once, and with their token ids. refusal: the error for a function that cannot be resolved.
+    batch: what its calls belong to, for the owner.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
         """Start the process. functions: (name, args) each. timeout_s: seconds for one call."""
         self._functions = len(functions)
+        self.batch: Any = None
         self.needs_ground_truth: list[bool] = []
         self.takes_batch: list[bool] = []
         self.takes_ids: list[bool] = []

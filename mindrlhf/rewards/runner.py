@@ -8,11 +8,13 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from itertools import chain, compress, count
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from mindrlhf.configs.grpo import RewardSettings
@@ -31,6 +33,7 @@ from mindrlhf.workers.peer import wait
 # A function that has lost this many calls of a batch by hanging or crashing, and answered none, is not tried on the
 # rest: a function that always hangs then costs a step seconds, not hours.
 HOPELESS_AFTER = 3
+ARRIVAL_S = 0.1  # between looks at further samples to score in the background
 _CLOSED = "this RewardRunner is closed"
 
 # Imported on use: other functions need no models.
@@ -77,7 +80,9 @@ class RewardRunner(AbstractContextManager):
                 right = "args must be numbers, text, lists and maps of these"
                 raise UserError(f"reward {name!r}: {right} ({error}).") from None
         self._reported: set[str] = set()
-        self._background: ThreadPoolExecutor | None = None
+        self._broken: str | None = None  # why no further process can be started, after a change of the function's file
+        self._begun: SimpleQueue[tuple[_Batch, Future[RewardTable]] | None] = SimpleQueue()
+        self._background: Thread | None = None
         self._closed = False
         self._processes: list[RewardProcess] = []
         try:
@@ -116,29 +121,42 @@ class RewardRunner(AbstractContextManager):
 
         steps_done: of the training.
         """
-        return self.begin(samples, steps_done).result() if self._background else self._score(samples, steps_done)
+        if self._background:
+            return self.begin(samples, steps_done).result()
+        batch = self._open(samples, steps_done)
+        self._broken = None
+        try:
+            while batch.open:
+                self._work([batch])
+        except BaseException:  # an interrupt: calls under way belong to no batch any more
+            self._drop(process for process in self._processes if not process.idle)
+            raise
+        return self._table(batch)
 
     def begin(self, samples: Sequence[Sample], steps_done: int = 0) -> "Future[RewardTable]":
         """Begin to score samples in the background, as `score` does.
 
-        All functions must be `apart`.
+        Processes that have nothing left to do for earlier samples begin with them. All functions must be `apart`.
         """
+        batch = self._open(samples, steps_done)
         if self._background is None:
-            self._background = ThreadPoolExecutor(1, "rewards")
-        return self._background.submit(self._score, samples, steps_done)
+            # Processes are told when the thread that started them ends, so that it lasts as long as the runner.
+            self._background = Thread(target=self._serve, name="rewards", daemon=True)
+            self._background.start()
+        future: Future[RewardTable] = Future()
+        self._begun.put((batch, future))
+        return future
 
-    def _score(self, samples: Sequence[Sample], steps_done: int) -> RewardTable:
+    def _open(self, samples: Sequence[Sample], steps_done: int) -> "_Batch":
+        """Make a batch of all functions' calls."""
         if self._closed:
             raise RuntimeError(_CLOSED)
-        steps = Steps(steps_done, self._total_steps)
-        self._drop(process for process in self._processes if not process.alive())  # ended since the last batch
-        batch = _Batch(self._calls(len(samples)))
-        try:
-            self._run(batch, samples, steps)
-        except BaseException:  # an interrupt: calls under way belong to no batch any more
-            self._drop(process for process in self._processes if not process.idle)
-            raise
-        by_place = score_in_process(self._own, samples, steps)
+        return _Batch(self._calls(len(samples)), samples, Steps(steps_done, self._total_steps))
+
+    def _table(self, batch: "_Batch") -> RewardTable:
+        """Make the table of a batch whose calls are answered, with the functions in this process."""
+        samples = batch.samples
+        by_place = score_in_process(self._own, samples, batch.steps)
         operations = 0.0
         if self.models:
             before = self.models.operations
@@ -156,13 +174,40 @@ class RewardRunner(AbstractContextManager):
             failures.append(RewardFailure(name, at, table.errors[name][at], one.prompt, one.completion, one.fields))
         return replace(table, first_failures=tuple(failures), operations=operations)
 
+    def _serve(self) -> None:
+        """Work on the batches that `begin` gives; their tables come in order."""
+        batches: deque[tuple[_Batch, Future[RewardTable]]] = deque()
+        while True:
+            with suppress(Empty):
+                while True:
+                    begun = self._begun.get(block=not batches)
+                    if begun is None:
+                        for _, future in batches:
+                            future.cancel()
+                        return
+                    if not batches:
+                        self._broken = None
+                    batches.append(begun)
+            try:
+                if waiting := [batch for batch, _ in batches if batch.open]:
+                    self._work(waiting, ARRIVAL_S)
+                while batches and not batches[0][0].open:
+                    batch, future = batches.popleft()
+                    future.set_result(self._table(batch))
+            except BaseException as error:  # for whoever waits
+                self._drop(process for process in self._processes if not process.idle)
+                for _, future in batches:
+                    future.set_exception(error)
+                batches.clear()
+
     def close(self) -> None:
         """End all processes, without zombies. May be called again."""
         self._closed = True
         if self._background:
+            self._begun.put(None)
             for process in list(self._processes):
                 process.kill()  # wakes the thread, which has the pipes
-            self._background.shutdown(cancel_futures=True)
+            self._background.join()
         self._drop(self._processes)
         if self.models:
             self.models.close()
@@ -194,40 +239,53 @@ class RewardRunner(AbstractContextManager):
             process.stop()
             self._processes.remove(process)
 
-    def _run(self, batch: "_Batch", samples: Sequence[Sample], steps: Steps) -> None:
-        broken = None  # why no further process can be started, for example after a change of the function's file
-        while batch.open:
-            if self._closed:
-                raise RuntimeError(_CLOSED)
-            if broken is None:
-                self._start()
-            elif not self._processes:
-                batch.give_up(f"its process could not be replaced: {broken}")
-                return
-            for process in self._processes:
-                if process.idle and (calls := batch.take(self._settings.workers)):
-                    process.give(calls, samples, steps)
-            if not batch.open:
-                break
-            wait(self._processes)
-            for process in list(self._processes):
-                batch.answer(process.collect())
-                if loss := process.loss():
-                    if process.repeated:
-                        batch.put_back(process.calls)
-                    elif process.calls:
-                        batch.lose(process.calls, Reply(**loss._asdict()))
-                    elif not process.ready:
-                        broken = broken or loss.error
-                    self._drop([process])
-        if broken is None:
+    def _work(self, batches: Sequence["_Batch"], most_s: float = math.inf) -> None:
+        """Give calls to processes, earlier batches' first, and take the next replies.
+
+        batches: with calls that have no reply. most_s: seconds to wait for a reply.
+        """
+        if self._closed:
+            raise RuntimeError(_CLOSED)
+        self._drop(
+            process for process in self._processes if process.idle and not process.alive()
+        )  # since the last call
+        if self._broken is None:
+            self._start()
+        elif not self._processes:
+            for batch in batches:
+                batch.give_up(f"its process could not be replaced: {self._broken}")
+            return
+        for process in self._processes:
+            batch = next((one for one in batches if one.waiting), None)
+            if process.idle and batch:
+                process.batch = batch
+                process.give(batch.take(self._settings.workers), batch.samples, batch.steps)
+        if not self._processes:
+            return
+        wait(self._processes, most_s)
+        for process in list(self._processes):
+            batch = process.batch
+            answered = process.collect()
+            if batch:
+                batch.answer(answered)
+            if loss := process.loss():
+                if batch and process.repeated:
+                    batch.put_back(process.calls)
+                elif batch and process.calls:
+                    batch.lose(process.calls, Reply(**loss._asdict()))
+                elif not process.ready:
+                    self._broken = self._broken or loss.error
+                self._drop([process])
+        if self._broken is None:
             self._start()  # replacements load while the caller continues
 
 
 class _Batch:
-    """Calls of one `score`: waiting calls, and the replies to others."""
+    """Calls on samples: waiting calls, and the replies to others."""
 
-    def __init__(self, calls: Iterable[Call]):
+    def __init__(self, calls: Iterable[Call], samples: Sequence[Sample], steps: Steps):
+        self.samples = samples
+        self.steps = steps
         self._waiting = deque(calls)
         self._count = len(self._waiting)
         self._answered: set[int] = set()  # functions
@@ -237,6 +295,10 @@ class _Batch:
     @property
     def open(self) -> bool:
         return len(self.replies) < self._count
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._waiting)
 
     def take(self, workers: int) -> list[Call]:
         """Take half of one of `workers` equal parts, so that all processes end together."""
