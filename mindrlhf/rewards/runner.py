@@ -246,9 +246,7 @@ class RewardRunner(AbstractContextManager):
         """
         if self._closed:
             raise RuntimeError(_CLOSED)
-        self._drop(
-            process for process in self._processes if process.idle and not process.alive()
-        )  # since the last call
+        self._drop(one for one in self._processes if one.idle and not one.alive())  # ended since its last reply
         if self._broken is None:
             self._start()
         elif not self._processes:

@@ -194,6 +194,10 @@ class InParts:
         """Count the unfinished answers of batches."""
         return sum(len(unfinished(self._group(place), self._limit)) for place in self._places(numbers))
 
+    def ended(self, number: int) -> bool:
+        """Test for a batch whose answers are whole and not scored."""
+        return not self._ahead[number].whole and not self.count([number])
+
     def _places(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """List the unfinished groups of batches: step, and index in its batch."""
         places = [(n, i) for n in numbers if not self._ahead[n].whole for i in range(len(self._ahead[n].experiences))]

@@ -235,7 +235,7 @@ class RolloutsInParts(RolloutsAhead):
     def _draw_parts(self, limits: Mapping[int, int], step: int) -> None:
         """Draw and count the tokens of batches; begin to score later ones that are whole now."""
         self._tokens += self._parts.draw(limits, step)
-        for number in [number for number in limits if number > step and not self._parts.count([number])]:
+        for number in [number for number in limits if number > step and self._parts.ended(number)]:
             self._drawn.begin_scoring([one.group for one in self._ahead[number].experiences], number)
             self._score_tokens(number)
 

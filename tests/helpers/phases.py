@@ -83,10 +83,13 @@ def kill_in(argv: Sequence[object], log: Path, phase: str, step: int, rng: rando
         kill(process)
 
 
-def kill_twice(argv: Sequence[object], log: Path, steps: int, rng: random.Random) -> None:
-    """Run to the end with two of its steps killed, each in some phase; argv resumes by itself."""
+def kill_twice(argv: Sequence[object], log: Path, steps: int, rng: random.Random, ahead: int = 0) -> None:
+    """Run to the end with two of its steps killed, each in some phase; argv resumes by itself.
+
+    ahead: steps before which a batch is drawn, so that the last ones may draw nothing.
+    """
     for step in sorted(rng.sample(range(1, steps + 1), 2)):
-        phase = rng.choice(("generate", "update", "save", "report"))
+        phase = rng.choice(("generate", "update", "save", "report")[step > steps - ahead :])
         kill_in(argv, log, phase, step, rng)
     to_the_end(argv, log)
 

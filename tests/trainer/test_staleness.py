@@ -179,7 +179,7 @@ def test_killed_in_each_phase(task, whole, tmp_path):
 @pytest.mark.parametrize("case", range(20))
 def test_killed_anywhere(task, whole, tmp_path, case):
     rng = random.Random(f"staleness {case}")
-    phases.kill_twice(long(task, tmp_path / "run"), tmp_path / "phases", STEPS, rng)
+    phases.kill_twice(long(task, tmp_path / "run"), tmp_path / "phases", STEPS, rng, ahead=2)
     assert_same(jobs.Run(tmp_path / "run"), whole)
 
 
