@@ -117,6 +117,13 @@ def test_ranks_that_train_and_ranks_that_generate(pair):
 
 
 @pytest.mark.slow
+def test_ranks_that_generate_and_score(pair):
+    settings = ("trainer.placement=split", "algorithm.beta=0.04", "trainer.scoring_ranks=infer")
+    assert compiled(pair, 0, *settings) == WHOLE[4:]
+    assert compiled(pair, 1, *settings) == [*GENERATE, "train/scores"]
+
+
+@pytest.mark.slow
 def test_ranks_that_only_score(pair):
     sides = ("--trainer_ranks", "1", "--generator_ranks", "1", "--scorer_ranks", "2")
     settings = (*sides, "algorithm.beta=0.04", "algorithm.advantage=gae", "score_yaml.parallel_config.model_parallel=2")
