@@ -121,7 +121,7 @@ def layout_of_scorers(train: ModelYaml, overrides: Sequence[str], ranks: int | N
 
 
 def layout_beside(train: ModelYaml, infer: ModelYaml, scorers: int | None) -> ModelYaml:
-    """Give the training YAML the ranks and the layout of those that generate, which score there too.
+    """Give the training YAML the ranks and the layout of generation.
 
     scorers: ranks that only score. Raises UserError.
     """

@@ -43,9 +43,9 @@ def check_parts(config: GRPOSettings) -> None:
 
 
 def scores_later(config: GRPOSettings, own: Container[str]) -> bool:
-    """Test that scores may come in a later step than the answers: nothing else waits for them.
+    """Test that scores may come in a later step than answers.
 
-    They do where all reward functions run in other processes. own: names of functions of this one.
+    Nothing else waits for them, and all reward functions run in other processes. own: names of functions of this one.
     """
     apart = not any(one.name in MODEL_REWARDS or one.name in own for one in config.reward.functions)
     waiting = config.dynamic_sampling.enabled or config.algorithm.method.uses_greedy or config.rollout.environment

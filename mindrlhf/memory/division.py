@@ -124,7 +124,10 @@ def compare_divisions(work: Work, seconds: Mapping[str, float], forecast: Foreca
 
 
 def scored_beside(work: Work) -> Work | None:
-    """Give a split job's reference and teacher to the ranks that generate; None if they are there, or cannot be."""
+    """Give a split job's reference and teacher to the ranks that generate.
+
+    None if they are there, or cannot be.
+    """
     config = work.config
     frozen = [name for name in work.roles if role_of(name).frozen_apart]
     if not frozen or work.scorers or BESIDE in work.yamls or config.algorithm.reference_sync_steps:

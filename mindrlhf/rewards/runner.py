@@ -113,7 +113,10 @@ class RewardRunner(AbstractContextManager):
 
     @property
     def apart(self) -> bool:
-        """True if all functions run in other processes, and none is the calling program's or a model."""
+        """True if all functions run in other processes.
+
+        None is the calling program's or a model.
+        """
         return not self._own and self.models is None
 
     def score(self, samples: Sequence[Sample], steps_done: int = 0) -> RewardTable:
@@ -154,7 +157,10 @@ class RewardRunner(AbstractContextManager):
         return _Batch(self._calls(len(samples)), samples, Steps(steps_done, self._total_steps))
 
     def _table(self, batch: "_Batch") -> RewardTable:
-        """Make the table of a batch whose calls are answered, with the functions in this process."""
+        """Make the table of a batch whose calls are answered.
+
+        Functions in this process are called here.
+        """
         samples = batch.samples
         by_place = score_in_process(self._own, samples, batch.steps)
         operations = 0.0
@@ -254,23 +260,21 @@ class RewardRunner(AbstractContextManager):
                 batch.give_up(f"its process could not be replaced: {self._broken}")
             return
         for process in self._processes:
-            batch = next((one for one in batches if one.waiting), None)
-            if process.idle and batch:
-                process.batch = batch
+            waiting = [batch for batch in batches if batch.waiting]
+            if process.idle and waiting:
+                batch = process.batch = waiting[0]
                 process.give(batch.take(self._settings.workers), batch.samples, batch.steps)
         if not self._processes:
             return
         wait(self._processes, most_s)
         for process in list(self._processes):
-            batch = process.batch
-            answered = process.collect()
-            if batch:
-                batch.answer(answered)
+            for call, replies in process.collect():
+                process.batch.answer(call, replies)
             if loss := process.loss():
-                if batch and process.repeated:
-                    batch.put_back(process.calls)
-                elif batch and process.calls:
-                    batch.lose(process.calls, Reply(**loss._asdict()))
+                if process.calls and process.repeated:
+                    process.batch.put_back(process.calls)
+                elif process.calls:
+                    process.batch.lose(process.calls, Reply(**loss._asdict()))
                 elif not process.ready:
                     self._broken = self._broken or loss.error
                 self._drop([process])
@@ -309,10 +313,9 @@ class _Batch:
         )
         return [reply for call in calls for reply in self.replies[call]]
 
-    def answer(self, answered: Iterable[tuple[Call, list[Reply]]]) -> None:
-        for call, replies in answered:
-            self.replies[call] = replies
-            self._answered.add(call.function)
+    def answer(self, call: Call, replies: list[Reply]) -> None:
+        self.replies[call] = replies
+        self._answered.add(call.function)
 
     def put_back(self, calls: Iterable[Call]) -> None:
         """Queue calls again that a process did not begin."""

@@ -71,7 +71,10 @@ class Rollouts:
         return self.score(*self._generate(self._engine, prompts, self._settings.num_generations, step), step)
 
     def begin_scoring(self, groups: Sequence[RolloutGroup], step: int) -> None:
-        """Begin to score whole groups that `whole` takes for the same step, if functions can in the background."""
+        """Begin to score whole groups, if functions can in the background.
+
+        `whole` takes the same ones for this step.
+        """
         alone = self._partner is None and self._greedy is None
         if alone and self._rewards and self._rewards.apart and step not in self._begun:
             samples = reward_samples(self._decode, groups, self._settings.max_new_tokens, ())
@@ -272,7 +275,10 @@ class DrawnTogether:
         return self._gathered(self.rollouts.whole(self.data_parallel.share(groups), step))
 
     def token_scores(self, experiences: Sequence[Experience]) -> list[dict[str, tuple[np.ndarray, ...]]]:
-        """Return what models on these ranks compute of the tokens of each experience, by array."""
+        """Compute what models on these ranks know of tokens, by array.
+
+        Returns the arrays of each experience.
+        """
         own = self.parts.with_scores(self.data_parallel.share(experiences), self.run.timers)
         self.run.report.add_scored(counted_by(self.parts[GENERATOR.name])(experiences))
         return self.data_parallel.united([one.tokens for one in own])

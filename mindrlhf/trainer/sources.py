@@ -176,7 +176,7 @@ class RolloutsAhead:
                 self._fresh.run.report.add_drawn(self._share(experiences))
 
     def _score_tokens(self, step: int) -> None:
-        """Add what ranks that draw compute of a batch's tokens; a checkpoint leaves it out."""
+        """Add a batch's scores of tokens, by ranks that draw."""
         batch = self._ahead[step]
         self._ahead.put(step, replace(batch, experiences=self._fresh.scores(batch.experiences)))
 
@@ -233,7 +233,7 @@ class RolloutsInParts(RolloutsAhead):
         return {**limits, step: self._config.rollout.max_new_tokens}
 
     def _draw_parts(self, limits: Mapping[int, int], step: int) -> None:
-        """Draw and count the tokens of batches; begin to score later ones that are whole now."""
+        """Draw and count tokens; begin to score later batches that are whole."""
         self._tokens += self._parts.draw(limits, step)
         for number in [number for number in limits if number > step and self._parts.ended(number)]:
             self._drawn.begin_scoring([one.group for one in self._ahead[number].experiences], number)

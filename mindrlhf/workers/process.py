@@ -87,7 +87,7 @@ class WorkerProcess(Peer):
         self.leave()
 
     def kill(self) -> None:
-        """Kill the process group, so that the other side sees the end; `stop` has to follow."""
+        """Kill the process group; `stop` has to follow."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
