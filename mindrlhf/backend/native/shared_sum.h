@@ -5,16 +5,17 @@
 #include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -59,9 +60,19 @@ class SharedGroup {
     return true;
   }
 
+  // Wakes who sleeps, again and again, so that they look at the clock.
+  [[noreturn]] void nudge() {
+    for (;;) {
+      std::this_thread::sleep_for(kNap);
+      for (size_t rank = 0; rank < ranks.size(); ++rank) wake(&told_[rank]);
+    }
+  }
+
   const std::vector<int32_t> ranks;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   float *piece(int rank, int place) {
     return reinterpret_cast<float *>(told_ + ranks.size()) + (2 * rank + place) * kPiece;
   }
@@ -81,13 +92,18 @@ class SharedGroup {
   void tell(uint32_t pieces) {
     Told &own = told_[own_];
     own.written = pieces;
-    if (own.asleep > 0) syscall(SYS_futex, &own.written, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    wake(&own);
+  }
+
+  void wake(Told *told) {
+    if (told->asleep > 0) syscall(SYS_futex, &told->written, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 
   // Waits until another rank has written as many pieces as this rank. Sleeps soon: there may be more ranks than cores. Returns
-  // false after kPatience seconds.
+  // false after kPatience seconds. A sleep has no limit, which would set a timer: on a virtual machine that takes as long as
+  // a small sum. `nudge` ends it.
   bool wait(Told *other) {
-    int64_t slept = 0;
+    Clock::time_point begun;
     for (int i = 0;; ++i) {
       const uint32_t written = other->written;
       if (static_cast<int32_t>(written - pieces_) >= 0) return true;
@@ -95,17 +111,16 @@ class SharedGroup {
         pause(i);
         continue;
       }
-      const timespec limit = {kNap, 0};
+      if (i == kLook) begun = Clock::now();
       ++other->asleep;
-      const auto woken = syscall(SYS_futex, &other->written, FUTEX_WAIT, written, &limit, nullptr, 0);  // at once if it changed
-      const bool nap_over = woken != 0 && errno == ETIMEDOUT;
+      syscall(SYS_futex, &other->written, FUTEX_WAIT, written, nullptr, nullptr, 0);  // returns at once if it changed
       --other->asleep;
-      if (nap_over && (slept += kNap) >= kPatience) return false;
+      if (Clock::now() - begun >= kPatience) return false;
     }
   }
 
   static const int kLook = 1 << 10;
-  static const int kNap = 60, kPatience = MESSAGE_LIMIT_S;  // seconds
+  static constexpr std::chrono::seconds kNap{60}, kPatience{MESSAGE_LIMIT_S};
 
   const int own_;
   Told *const told_;
@@ -126,7 +141,9 @@ int64_t shared_group_bytes(int size) { return SharedGroup::bytes(size); }
 int join_shared_group(const int32_t *ranks, int size, int own, int file) {
   void *memory = mmap(nullptr, SharedGroup::bytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return errno;
-  shared_groups.push_back(new SharedGroup({ranks, ranks + size}, own, memory));
+  auto *group = new SharedGroup({ranks, ranks + size}, own, memory);
+  shared_groups.push_back(group);
+  std::thread(&SharedGroup::nudge, group).detach();
   return 0;
 }
 
