@@ -3,12 +3,13 @@
 python benchmarks/curves.py --peer-python ENV/bin/python --model out/real_0/model/smollm2 \
     --train out/real_0/data/train.mindrecord --test out/real_0/data/test.mindrecord --steps 60 --seed 0 --seed 1
 
-The peer is TRL (`peer_curve.py`). Both sides have the same weights, prompts in the same order, reward, numbers of
-prompts and samples, sampling, learning rate and AdamW, no KL term and no filter of groups; only the random numbers
-differ. All models, at the start and after every --measure-every steps, answer the same held-out problems by `mindrlhf
-eval`; time is that of training steps alone. Sides take turns, the other one first in every second seed. What is
-finished stays in --output and is not made again: `results.json`, which is printed too, and `curves.png`. Exit code 1
-where the peer's mean reward over the last half of the steps differs from ours by more than seeds do, and chance.
+The peer is TRL (`peer_curve.py`), whose environment needs `requests` and, for the reward, `pydantic` too. Both sides
+have the same weights, prompts in the same order, reward, numbers of prompts and samples, sampling, learning rate and
+AdamW, no KL term and no filter of groups; only the random numbers differ. All models, at the start and after every
+--measure-every steps, answer the same held-out problems by `mindrlhf eval`; time is that of training steps alone. Sides
+take turns, the other one first in every second seed. What is finished stays in --output and is not made again:
+`results.json`, which is printed too, and `curves.png`. Exit code 1 where the peer's mean reward over the last half of
+the steps differs from ours by more than seeds do, and chance.
 """
 
 import argparse
