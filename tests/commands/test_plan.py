@@ -94,7 +94,7 @@ def test_a_division_of_ranks_is_proposed_with_its_arguments(planned):
     """Data-parallel ranks divide 8 prompts: 1 + 4 and 4 + 1 are possible, and 2 + 3 is refused."""
     figures = planned("tiny", *five(1, 4))
     found = figures["division"]
-    assert found.keys() == {"given", "proposed", "colocated", "tried"}
+    assert found.keys() == {"given", "proposed", "colocated", "beside", "tried"}
     assert [(one["trainers"], one["generators"]) for one in found["tried"]] == [(1, 4), (4, 1)]
     assert found["given"] == found["tried"][0]
     assert found["colocated"] is None
