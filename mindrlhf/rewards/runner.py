@@ -198,8 +198,9 @@ class RewardRunner(AbstractContextManager):
                 if waiting := [batch for batch, _ in batches if batch.open]:
                     self._work(waiting, ARRIVAL_S)
                 while batches and not batches[0][0].open:
-                    batch, future = batches.popleft()
-                    future.set_result(self._table(batch))
+                    batch, future = batches[0]
+                    future.set_result(self._table(batch))  # if it fails, the batch is still among those that are told
+                    batches.popleft()
             except BaseException as error:  # for whoever waits
                 self._drop(process for process in self._processes if not process.idle)
                 for _, future in batches:

@@ -132,27 +132,6 @@ def test_ranks_that_score_are_behind_the_others():
     assert planned_workers(yamls["train"], yamls["infer"], 4) == 7
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("algorithm.beta=0",), "--scorer_ranks is 3, and the run has no reference, teacher or critic"),
-        (
-            ("algorithm.beta=0.1", "algorithm.reference_sync_steps=2"),
-            "algorithm.reference_sync_steps is 2, and --scorer_ranks is 3: the policy is on other ranks; leave it out,",
-        ),
-        (
-            ("algorithm.beta=0.1", "data.prompts_per_step=8"),
-            "data.prompts_per_step is 8, which the data_parallel 3 of score_yaml of score.yaml does not divide; set",
-        ),
-    ],
-)
-def test_what_ranks_that_score_cannot_do_is_refused(overrides, said):
-    score = yaml("score_yaml of score.yaml", first_rank=2, data_parallel=3)
-    with pytest.raises(UserError) as caught:
-        check.check_scorers(load_grpo_config(None, overrides), {"score": score}, MODEL)
-    assert said in str(caught.value)
-
-
 def test_ranks_that_generate_score_in_their_own_layout():
     overrides = ("trainer.scoring_ranks=infer", "train_yaml.parallel_config.pipeline_stage=2")
     _, yamls = settings(*overrides, trainer_ranks=2, generator_ranks=3)
@@ -178,24 +157,42 @@ def test_scoring_has_one_place(sides, said):
     assert said in str(caught.value)
 
 
+SCORING = {"score": "score_yaml of score.yaml", "beside": "infer.yaml"}  # layout -> its YAML
+FOLLOWS = ("algorithm.beta=0.1", "algorithm.reference_sync_steps=2")
+EIGHT = ("algorithm.beta=0.1", "data.prompts_per_step=8")
+
+
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("layout", "overrides", "said"),
     [
-        (("algorithm.beta=0",), "trainer.scoring_ranks is infer, and the run has no reference or teacher"),
+        ("score", ("algorithm.beta=0",), "--scorer_ranks is 3, and the run has no reference, teacher or critic"),
         (
-            ("algorithm.beta=0.1", "algorithm.reference_sync_steps=2"),
+            "score",
+            FOLLOWS,
+            "algorithm.reference_sync_steps is 2, and --scorer_ranks is 3: the policy is on other ranks; leave it out,",
+        ),
+        (
+            "score",
+            EIGHT,
+            "data.prompts_per_step is 8, which the data_parallel 3 of score_yaml of score.yaml does not divide; set",
+        ),
+        ("beside", ("algorithm.beta=0",), "trainer.scoring_ranks is infer, and the run has no reference or teacher"),
+        (
+            "beside",
+            FOLLOWS,
             "algorithm.reference_sync_steps is 2, and trainer.scoring_ranks is infer: the policy is on other ranks; s",
         ),
         (
-            ("algorithm.beta=0.1", "data.prompts_per_step=8"),
+            "beside",
+            EIGHT,
             "data.prompts_per_step is 8, which the data_parallel 3 of infer.yaml does not divide; set",
         ),
     ],
 )
-def test_what_ranks_that_generate_cannot_score_is_refused(overrides, said):
-    beside = yaml("infer.yaml", first_rank=2, data_parallel=3)
+def test_what_ranks_without_the_policy_cannot_score_is_refused(layout, overrides, said):
+    scoring = yaml(SCORING[layout], first_rank=2, data_parallel=3)
     with pytest.raises(UserError) as caught:
-        check.check_scorers(load_grpo_config(None, overrides), {"beside": beside}, MODEL)
+        check.check_scorers(load_grpo_config(None, overrides), {layout: scoring}, MODEL)
     assert said in str(caught.value)
 
 

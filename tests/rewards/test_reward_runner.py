@@ -303,6 +303,18 @@ def test_a_later_batch_begins_while_an_earlier_one_waits(tmp_path):
         np.testing.assert_array_equal(begun[1].result().totals, np.float32([1]))
 
 
+def test_what_fails_in_the_background_is_raised_where_it_is_waited_for(faults, monkeypatch):
+    def failing(*_, **__):
+        raise ZeroDivisionError("no table")
+
+    with runner(f"{faults}:fault") as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr("mindrlhf.rewards.runner.build_table", failing)
+            with pytest.raises(ZeroDivisionError, match="no table"):
+                pool.begin(texts("1")).result(60)
+        np.testing.assert_array_equal(pool.score(texts("2")).totals, np.float32([2]))
+
+
 def test_closing_ends_what_goes_on_in_the_background(faults):
     """Without it, closing would take the functions' ten minutes."""
     others = {process.pid for process in psutil.Process().children()}
