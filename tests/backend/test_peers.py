@@ -9,7 +9,7 @@ import pytest
 from ranks import run_ranks, run_threads
 from workers import run_workers
 
-from mindrlhf.backend.comm import tcp
+from mindrlhf.backend.comm import ring, tcp
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
 from mindrlhf.backend.comm.tcp import SocketPeers
@@ -131,11 +131,70 @@ def check_workers(world: World) -> str:
     return check_all(world.rank, peers, world.size)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_messages_between_threads(size):
-    assert run_ranks(size, lambda rank, peers: check_all(rank, peers, size)) == [
+@pytest.mark.parametrize(("size", "one_host"), [(2, False), (3, False), (4, False), (2, True), (3, True)])
+def test_messages_between_threads(size, one_host):
+    assert run_ranks(size, lambda rank, peers: check_all(rank, peers, size), one_host) == [
         f"rank {rank} is right" for rank in range(size)
     ]
+
+
+class CountedSocket:
+    """A socket that counts what is sent."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+        self.sent = 0
+
+    def sendall(self, content: memoryview) -> None:
+        self._connection.sendall(content)
+        self.sent += len(content)
+
+    def __getattr__(self, name: str):
+        return getattr(self._connection, name)
+
+
+def bytes_over_sockets() -> int:
+    """Bytes that went over sockets while two ranks of one host exchanged LARGE bytes each, which arrived."""
+    channels, credits = (list(map(CountedSocket, socket.socketpair())) for _ in range(2))
+
+    def run(rank):
+        other = 1 - rank
+        peers = SocketPeers({other: channels[rank]}, {other: credits[rank]})
+        for index in range(2):
+            into = np.empty(LARGE // 8, np.float32)
+            peers.exchange({other: [message(rank, other, index, LARGE // 8)]}, {other: [into]})
+            np.testing.assert_array_equal(into, message(other, rank, index, LARGE // 8))
+
+    run_threads(2, run)
+    return sum(one.sent for one in (*channels, *credits))
+
+
+def test_ranks_of_one_host_send_large_messages_through_memory():
+    assert bytes_over_sockets() < 1000
+
+
+@pytest.mark.parametrize("refused", ["memfd_create", "posix_fallocate", "open"])
+def test_without_memory_in_common_sockets_carry_everything(monkeypatch, refused):
+    def refuse(*arguments):
+        raise PermissionError(refused)
+
+    monkeypatch.setattr(ring.os, refused, refuse)
+    assert bytes_over_sockets() > 2 * LARGE
+
+
+def test_memory_that_cannot_be_mapped(monkeypatch):
+    """By the sender, by the receiver: what ranks did not map is not used."""
+    real, calls = ring.mmap.mmap, []
+
+    def refuse_at_first(*arguments):
+        calls.append(arguments)
+        if len(calls) <= 2:
+            raise OSError("no memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(ring.mmap, "mmap", refuse_at_first)
+    assert bytes_over_sockets() > LARGE
+    assert calls
 
 
 @pytest.mark.slow
@@ -161,7 +220,8 @@ def test_a_rank_that_is_gone_is_named():
     run_ranks(2, run)
 
 
-def test_a_rank_that_goes_while_much_is_on_the_way_to_it_is_named():
+@pytest.mark.parametrize("one_host", [False, True])
+def test_a_rank_that_goes_while_much_is_on_the_way_to_it_is_named(one_host):
     sent = threading.Event()
 
     def run(rank, peers):
@@ -173,7 +233,22 @@ def test_a_rank_that_goes_while_much_is_on_the_way_to_it_is_named():
         with pytest.raises(ConnectionError, match="rank 0 is gone"):
             peers.exchange({0: [np.zeros(1)]}, {})
 
-    run_ranks(2, run)
+    run_ranks(2, run, one_host)
+
+
+def test_a_rank_that_goes_after_it_sent_through_memory_is_named_when_more_is_due():
+    """What it sent arrives."""
+
+    def run(rank, peers):
+        if rank == 0:
+            peers.exchange({1: [message(0, 1, 0, LARGE // 4)]}, {1: [np.empty(1)]})
+            return
+        first = np.empty(LARGE // 4, np.float32)
+        with pytest.raises(ConnectionError, match="rank 0 is gone"):
+            peers.exchange({0: [np.zeros(1)]}, {0: [first, np.empty(LARGE // 4, np.float32)]})
+        np.testing.assert_array_equal(first, message(0, 1, 0, LARGE // 4))
+
+    run_ranks(2, run, one_host=True)
 
 
 def test_ranks_out_of_step_find_out():
@@ -195,18 +270,20 @@ def test_a_message_lies_in_one_piece():
     run_ranks(2, run)
 
 
-def test_a_rank_that_sends_nothing_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(tcp, "MESSAGE_LIMIT_S", 0.2)
+def test_a_rank_that_sends_nothing_is_not_waited_for_for_ever():
     ends = socket.socketpair()
-    ends[0].settimeout(tcp.MESSAGE_LIMIT_S)
+    ends[0].settimeout(0.2)
     with pytest.raises(UserError, match=r"rank 1 sent nothing for 0\.2 s where a message was due"):
         SocketPeers({1: ends[0]}).receive(np.zeros(1), 1)
 
 
-def connect_all(size: int, strangers) -> list[tcp.Channels]:
-    """Channels of each rank; `strangers(member)` is called with each one's address before ranks call each other."""
+def connect_all(size: int, strangers, hosts: str) -> list[tcp.Channels]:
+    """Channels of each rank; `strangers(member)` is called with each one's address before ranks call each other.
+
+    hosts: a letter for each rank's.
+    """
     servers = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(size)]
-    members = [tcp.Member(*server.getsockname(), f"{rank:032d}", None) for rank, server in enumerate(servers)]
+    members = [tcp.Member(*server.getsockname(), f"{rank:032d}", hosts[rank]) for rank, server in enumerate(servers)]
     for member in members:
         strangers(member)
     return run_threads(size, lambda rank: tcp.connect_channels(rank, members, servers[rank]))
@@ -223,7 +300,7 @@ def test_strangers_that_call_are_left_outside():
             if not content:
                 calls[-1].close()
 
-    channels = connect_all(3, call)
+    channels = connect_all(3, call, hosts="aba")
     for kind in ("messages", "gathers", "sums"):
         results = run_threads(3, lambda rank: check_all(rank, getattr(channels[rank], kind), 3))  # noqa: B023
         assert results == [f"rank {rank} is right" for rank in range(3)]

@@ -32,17 +32,21 @@ def run_threads(size: int, function: Callable[[int], Any]) -> list[Any]:
     return results
 
 
-def run_ranks(size: int, function: Callable[[int, SocketPeers], Any]) -> list[Any]:
-    """`function(rank, peers)` on a thread for each rank; its connections close when it returns, as a process's do."""
-    sockets: list[dict[int, socket.socket]] = [{} for _ in range(size)]
-    for first, second in combinations(range(size), 2):
-        sockets[first][second], sockets[second][first] = socket.socketpair()
+def run_ranks(size: int, function: Callable[[int, SocketPeers], Any], one_host: bool = False) -> list[Any]:
+    """`function(rank, peers)` on a thread for each rank; its connections close when it returns, as a process's do.
+
+    one_host: large messages go through memory.
+    """
+    channels, credits = ([{} for _ in range(size)] for _ in range(2))
+    for kind in (channels, credits) if one_host else (channels,):
+        for first, second in combinations(range(size), 2):
+            kind[first][second], kind[second][first] = socket.socketpair()
 
     def run(rank):
         try:
-            return function(rank, SocketPeers(sockets[rank]))
+            return function(rank, SocketPeers(channels[rank], credits[rank]))
         finally:
-            for connection in sockets[rank].values():
+            for connection in (*channels[rank].values(), *credits[rank].values()):
                 connection.close()
 
     return run_threads(size, run)

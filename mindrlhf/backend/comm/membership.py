@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from mindrlhf.backend.comm.connection import keep_alive
 from mindrlhf.backend.comm.point_to_point import PeerGone, PeerSilent
 from mindrlhf.backend.comm.scheduler import FORMAT, HELLO_S, TICK_S, scheduler_address
-from mindrlhf.backend.comm.tcp import Channels, Member, connect_channels, keep_alive
+from mindrlhf.backend.comm.tcp import Channels, Member, connect_channels
 from mindrlhf.errors import UserError
 
 REPLY_BYTES = 1 << 26  # of a line of the scheduler, which grows with the number of ranks

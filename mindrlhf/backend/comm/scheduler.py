@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mindrlhf.backend.comm.tcp import Member, keep_alive
+from mindrlhf.backend.comm.connection import keep_alive
+from mindrlhf.backend.comm.tcp import Member
 from mindrlhf.errors import UserError
 
 FORMAT = "mindrlhf-2"

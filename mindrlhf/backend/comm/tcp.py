@@ -1,4 +1,4 @@
-"""Messages between ranks over TCP, on one host or several.
+"""Messages between ranks over TCP, on one host or several; between ranks of one host large ones go through memory.
 
 Each message begins with its length, so that two ranks that run different steps notice it. A rank that is gone is
 noticed at once if its process has ended, and within half a minute if its host cannot be reached.
@@ -7,20 +7,24 @@ noticed at once if its process has ended, and within half a minute if its host c
 import hmac
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import numpy as np
 
+from mindrlhf.backend.comm.connection import fill, keep_alive
 from mindrlhf.backend.comm.patience import MESSAGE_LIMIT_S
 from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, Peers, bytes_of
+from mindrlhf.backend.comm.ring import LEAST_BYTES, IncomingRing, OutgoingRing
 from mindrlhf.errors import UserError
 
 _LENGTH = struct.Struct("!q")
 _HELLO = struct.Struct("!iB32s")  # the caller's rank, the channel, and the secret of the rank that is called
+_USES = range(3)  # a connection to every rank for each field of `Channels`
+_CREDITS = range(3, 6)  # and to ranks of this host another one for each
 _CONNECT_TIMEOUT_S = 60
 _HELLO_TIMEOUT_S = 5
 
@@ -40,15 +44,24 @@ class Member:
 
 
 class SocketPeers:
-    """Peers over one socket to each other rank; `connect_channels` makes them."""
+    """Peers over one socket to each other rank; `connect_channels` makes them.
 
-    def __init__(self, sockets: Mapping[int, socket.socket]):
+    credits: a second socket to each rank of this host, for messages through memory (`comm.ring`).
+    """
+
+    def __init__(self, sockets: Mapping[int, socket.socket], credits: Mapping[int, socket.socket] | None = None):
         self._sockets = sockets
         self._senders = {rank: ThreadPoolExecutor(1, f"to rank {rank}") for rank in sockets}
         self._sending: dict[int, Future] = {}  # the last send to each rank
+        near = [(sockets[rank], credit, rank) for rank, credit in (credits or {}).items()]
+        self._outgoing = {rank: OutgoingRing(channel, credit, rank) for channel, credit, rank in near}
+        self._incoming = {rank: IncomingRing(channel, credit, rank) for channel, credit, rank in near}
 
     def send(self, array: np.ndarray, to: int) -> None:
         """Send like `Peers.send`; a thread sends the part that would block."""
+        if self._by_memory(array, to):
+            self._start(to, self._send_all, [np.array(array, order="C")], to)
+            return
         rest = memoryview(b"".join(_message(np.ascontiguousarray(array))))
         before = self._sending.get(to)
         if before is None or before.done():
@@ -58,30 +71,49 @@ class SocketPeers:
             except OSError as error:
                 raise PeerGone(to) from error
         if rest:
-            self._start([rest], to)
+            self._start(to, self._sockets[to].sendall, rest)
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
-        return _receive(into, self._sockets[source], source)
+        content = _expect(into, self._sockets[source], source)
+        if self._by_memory(into, source):
+            self._incoming[source].receive(content)
+        else:
+            fill(content, self._sockets[source], source)
+        return into
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
         for to, arrays in outgoing.items():
-            self._start(chain.from_iterable(map(_message, arrays)), to)
+            self._start(to, self._send_all, arrays, to)
         for source, arrays in incoming.items():
             for array in arrays:
                 self.receive(array, source)
         for to in outgoing:
             self._sending[to].result()
 
-    def _start(self, content: Iterable[memoryview], to: int) -> None:
-        """Send from a thread, after all earlier messages to the rank."""
+    def _by_memory(self, array: np.ndarray, other: int) -> bool:
+        """Return whether a message goes through memory: both ranks know its length."""
+        return array.nbytes >= LEAST_BYTES and other in self._outgoing
+
+    def _send_all(self, arrays: Iterable[np.ndarray], to: int) -> None:
+        for array in arrays:
+            length, content = _message(array)
+            self._sockets[to].sendall(length)
+            if self._by_memory(array, to):
+                self._outgoing[to].send(content)
+            else:
+                self._sockets[to].sendall(content)
+
+    def _start(self, to: int, send: Callable[..., None], *arguments: Any) -> None:
+        """Call `send` on a thread, after all earlier messages to the rank."""
         before = self._sending.get(to)
 
         def run() -> None:
             if before:
                 before.result()  # raises the error that broke the connection
             try:
-                for piece in content:
-                    self._sockets[to].sendall(piece)
+                send(*arguments)
+            except PeerGone:
+                raise
             except OSError as error:
                 raise PeerGone(to) from error
 
@@ -92,31 +124,20 @@ def _message(array: np.ndarray) -> list[memoryview]:
     return [memoryview(_LENGTH.pack(array.nbytes)), bytes_of(array)]
 
 
-def _receive(into: np.ndarray, connection: socket.socket, source: int | str) -> np.ndarray:
-    """Fill an array with the next message; raises RuntimeError if its length differs."""
+def _expect(into: np.ndarray, connection: socket.socket, source: int | str) -> memoryview:
+    """Read the length of the next message; raises RuntimeError if it is not the array's.
+
+    Returns the memory to fill.
+    """
     content = bytes_of(into)
     length = bytearray(_LENGTH.size)
-    _fill(memoryview(length), connection, source)
+    fill(memoryview(length), connection, source)
     if _LENGTH.unpack(length)[0] != into.nbytes:
         raise RuntimeError(
             f"rank {source} sent a message of {_LENGTH.unpack(length)[0]} bytes where one of {into.nbytes} "
             "was due: the two ranks do not run the same steps"
         )
-    _fill(content, connection, source)
-    return into
-
-
-def _fill(rest: memoryview, connection: socket.socket, source: int | str) -> None:
-    while rest:
-        try:
-            count = connection.recv_into(rest)
-        except TimeoutError:
-            raise UserError(f"rank {source} sent nothing for {MESSAGE_LIMIT_S} s where a message was due") from None
-        except OSError as error:
-            raise PeerGone(source) from error
-        if count == 0:
-            raise PeerGone(source)
-        rest = rest[count:]
+    return content
 
 
 @dataclass(frozen=True)
@@ -141,37 +162,38 @@ def connect_channels(rank: int, members: Sequence[Member], server: socket.socket
     All ranks listen before any of them calls this: a rank calls the lower ranks, and calls of higher ranks wait to be
     accepted. Raises UserError if one does not call in time.
     """
-    kinds = range(3)
-    sockets = {(other, kind): _call(rank, kind, members[other]) for other in range(rank) for kind in kinds}
+    expected = {
+        (other, kind) for other in range(rank + 1, len(members)) for kind in _kinds(members[rank], members[other])
+    }
+    sockets = {
+        (other, kind): _call(rank, kind, members[other])
+        for other in range(rank)
+        for kind in _kinds(members[rank], members[other])
+    }
     server.settimeout(_CONNECT_TIMEOUT_S)
-    while len(sockets) < (len(members) - 1) * len(kinds):
+    while expected - sockets.keys():
         try:
             caller, connection = _answer(server, members[rank].secret)
         except TimeoutError:
-            missing = sorted(set(range(rank + 1, len(members))) - {other for other, _ in sockets})
+            missing = sorted({other for other, _ in expected - sockets.keys()})
             raise UserError(
                 f"rank {rank}: not connected within {_CONNECT_TIMEOUT_S} s with rank "
                 f"{', '.join(map(str, missing))}; see the log of each, and whether its host reaches this one."
             ) from None
-        if caller is not None:
+        if caller in expected:
             sockets[caller] = connection
     for connection in sockets.values():
         connection.settimeout(MESSAGE_LIMIT_S)
         keep_alive(connection)
-    by_kind = [{other: sockets[other, kind] for other, same in sockets if same == kind} for kind in kinds]
-    return Channels(messages=SocketPeers(by_kind[0]), gathers=SocketPeers(by_kind[1]), sums=SocketPeers(by_kind[2]))
+    by_kind: dict[int, dict[int, socket.socket]] = {kind: {} for kind in (*_USES, *_CREDITS)}
+    for (other, kind), connection in sockets.items():
+        by_kind[kind][other] = connection
+    return Channels(*(SocketPeers(by_kind[use], by_kind[credit]) for use, credit in zip(_USES, _CREDITS, strict=True)))
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Send small messages at once, and notice that the other host is gone.
-
-    That takes half a minute at the most.
-    """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A host that vanishes sends nothing. After 10 s of silence it is probed, and given up after three probes.
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+def _kinds(one: Member, other: Member) -> Sequence[int]:
+    """Return the kinds of connections between two ranks."""
+    return [*_USES, *_CREDITS] if one.host is not None and one.host == other.host else _USES
 
 
 def _call(rank: int, kind: int, member: Member) -> socket.socket:
@@ -188,8 +210,10 @@ def _answer(server: socket.socket, secret: str) -> tuple[tuple[int, int] | None,
     """
     connection, (host, _) = server.accept()
     connection.settimeout(_HELLO_TIMEOUT_S)
+    hello = np.empty(_HELLO.size, np.uint8)
     with suppress(OSError, RuntimeError):
-        rank, kind, given = _HELLO.unpack(_receive(np.empty(_HELLO.size, np.uint8), connection, host))
+        fill(_expect(hello, connection, host), connection, host)
+        rank, kind, given = _HELLO.unpack(hello)
         if hmac.compare_digest(given, secret.encode()):
             return (rank, kind), connection
     connection.close()
