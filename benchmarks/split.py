@@ -9,8 +9,9 @@ that takes --latency seconds a call, --calls times one after the other; with --c
 run in turn, as whole jobs. Medians are over the steps but the first two, in which graphs are built, and the last, for
 which nothing more is drawn.
 
-ratio: apart over together. wait: shares of a step in which a side waits. The goals are ratios of 0.65 with a judge or
-tools of 300 ms a call and 1.10 without, and generators that wait in less than 0.15 of a step.
+ratio: apart over together. wait: shares of a step in which a side waits. plan: what `mindrlhf plan` says of these
+shares before, without the judge; it says nothing of jobs of a few seconds. The goals are ratios of 0.65 with a judge or
+tools of 300 ms a call and 1.10 without, and generators that wait in less than 0.15 of a step where the plan says so.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -64,12 +65,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run(side: str, train: Sequence[str], folder: Path, args: argparse.Namespace) -> dict[str, float]:
     """Run one job; returns medians of its steps. Raises UserError if it fails."""
     threads, ranks = SIDES[side]
-    settings = ["trainer.staleness=0"]
-    if ranks > 1:
-        settings = ["--trainer_ranks", "1", "--generator_ranks", "1", f"trainer.staleness={args.staleness}"]
-        settings.append(f"trainer.scoring_ranks={args.scoring_ranks}")
+    settings = apart_settings(args) if ranks > 1 else ["trainer.staleness=0"]
     out = folder / side
-    words = [str(DRIVER), *train, f"trainer.total_steps={args.steps}", *settings]
+    words = [str(DRIVER), *train, *settings]
     words += ["--save_ckpt_dir", str(out / "ckpt"), "--output_dir", str(out)]
     start = [sys.executable]
     if ranks > 1:
@@ -77,33 +75,54 @@ def run(side: str, train: Sequence[str], folder: Path, args: argparse.Namespace)
         start += ["--join=True", f"--log_dir={out / 'log'}"]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # msrun starts its `python`
     given = {"OMP_NUM_THREADS": str(threads), "PATH": path, CALLS: str(args.calls), SECONDS: str(args.latency)}
-    done = subprocess.run([*start, *words], env=os.environ | given, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{side}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    called(side, [*start, *words], given)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row.get("step")][WARMUP:-1]
     return {name: statistics.median(row.get(key, 0.0) for row in rows) for name, key in COLUMNS.items()}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
-    """Run both sides in turn."""
+def apart_settings(args: argparse.Namespace) -> list[str]:
+    ranks = ["--trainer_ranks", "1", "--generator_ranks", "1"]
+    return [*ranks, f"trainer.staleness={args.staleness}", f"trainer.scoring_ranks={args.scoring_ranks}"]
+
+
+def called(name: str, command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a command; returns its output. Raises UserError if it fails."""
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{name}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def planned(train: Sequence[str], args: argparse.Namespace) -> dict[str, float]:
+    """Return the plan's shares of waiting ranks by side; empty for a job that is too short for a forecast."""
+    command = [sys.executable, "-m", "mindrlhf", "plan", *train, *apart_settings(args), "--json"]
+    given = {"OMP_NUM_THREADS": str(SIDES["apart"][0]), "PYTHONPATH": str(ROOT)}
+    return json.loads(called("plan", command, given))["division"]["given"]["idle"]
+
+
+def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[dict[str, dict[str, float]]]]:
+    """Ask the plan, and run both sides in turn."""
     shape = grpo_step.arguments(["--steps", str(args.steps), *args.flags])
     rounds = []
     with tempfile.TemporaryDirectory(prefix="split_") as place:
-        train = prepare(shape, Path(place)).train
+        train = [*prepare(shape, Path(place)).train, f"trainer.total_steps={args.steps}"]
         if args.calls:
             judge = json.dumps([{"name": f"{JUDGE}:judged"}])
             train = [*train, f"reward.functions={judge}", f"reward.workers={args.workers}"]
+        forecast = planned(train, args)
         for number in range(args.rounds):
             order = list(SIDES)[:: -1 if number % 2 else 1]
             folder = Path(place, f"round_{number}")
             rounds.append({side: run(side, train, folder, args) for side in order})
             print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-    return rounds
+    return forecast, rounds
 
 
-def table(rounds: Sequence[dict[str, dict[str, float]]], args: argparse.Namespace) -> str:
-    """Format each round and the medians over rounds."""
+def table(
+    forecast: Mapping[str, float], rounds: Sequence[dict[str, dict[str, float]]], args: argparse.Namespace
+) -> str:
+    """Format each round, the medians over rounds, and the forecast."""
     judge = f"{args.calls} calls of {args.latency:g} s to a judge" if args.calls else "no judge"
     lines = [
         f"{judge}; {args.steps} steps; apart: staleness {args.staleness}, scoring_ranks {args.scoring_ranks}",
@@ -120,19 +139,23 @@ def table(rounds: Sequence[dict[str, dict[str, float]]], args: argparse.Namespac
         add(str(number), sides)
     middle = {side: {name: statistics.median(one[side][name] for one in rounds) for name in COLUMNS} for side in SIDES}
     add("median", middle)
+    if forecast:
+        waits = {"trainers wait": forecast["train"], "generators wait": forecast["infer"]}
+        cells = "".join(f"{waits[name]:16.3f}" if name in waits else " " * 16 for name in COLUMNS)
+        lines.append(f"  plan {'apart':<10}{cells}".rstrip())
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     try:
-        rounds = measure(args)
+        forecast, rounds = measure(args)
     except UserError as error:
         print(f"split: {error}", file=sys.stderr)
         return 2
     if args.json:
-        args.json.write_text(json.dumps({"rounds": rounds}, indent=1))
-    print(table(rounds, args))
+        args.json.write_text(json.dumps({"forecast": forecast, "rounds": rounds}, indent=1))
+    print(table(forecast, rounds, args))
     return 0
 
 

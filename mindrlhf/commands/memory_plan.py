@@ -13,7 +13,7 @@ from typing import Any
 from mindrlhf.backend import default_device
 from mindrlhf.backend.ascend import ASCEND
 from mindrlhf.backend.ceiling import matmul_ceiling
-from mindrlhf.backend.process.launch import launch, under_msrun
+from mindrlhf.backend.process.launch import crowding, launch, under_msrun
 from mindrlhf.checkpoint.local import local_models
 from mindrlhf.checkpoint.tokenizer import open_tokenizer
 from mindrlhf.commands import train
@@ -152,20 +152,20 @@ def plan_times(work: Work, steps: int | None, moved: Plan, limit: int, chip: str
     the job's processes are assumed to share this machine. limit: bytes that one process may use.
     """
     target = work.train.context.device_target
-    processes = len(work.ranks)
     device = work.train.context.device
     if not device.in_host_memory:
         return chip_times(work, steps, moved, chip)
     if target != default_device() or under_msrun():
         return {"step_seconds": None, "time": f"measured when the job begins, on {target}", "division": None}
     with launch(target, worker_count=1, layout_source="mindrlhf plan"):
-        rates = run_rates(work, steps, matmul_ceiling(target, work.train.model.compute_dtype) / processes)
-        seconds = forecast(work, [rates and rates.shared(processes)])
+        crowd = crowding(len(work.ranks))
+        rates = run_rates(work, steps, matmul_ceiling(target, work.train.model.compute_dtype) / crowd)
+        seconds = forecast(work, [rates and rates.shared(crowd)])
         division = None
         if seconds and work.infer.first_rank:
 
             def other_seconds(other: Work) -> dict[str, float]:
-                return forecast(other, [measured_rates(other).shared(processes)])
+                return forecast(other, [measured_rates(other).shared(crowd)])
 
             division = compare_divisions(work, seconds, other_seconds, lambda _: limit).figures()
     return {"step_seconds": seconds, "time": time_line(work, steps, seconds), "division": division}

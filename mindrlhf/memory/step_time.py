@@ -42,9 +42,9 @@ class Rates:
     decode: float
     memory: float
 
-    def shared(self, processes: int) -> "Rates":
-        """Divide this machine among processes."""
-        return Rates(passes=self.passes / processes, decode=self.decode / processes, memory=self.memory / processes)
+    def shared(self, crowd: float) -> "Rates":
+        """Divide by the number of processes that share this one's cores."""
+        return Rates(passes=self.passes / crowd, decode=self.decode / crowd, memory=self.memory / crowd)
 
 
 def measured_rates(work: Work) -> Rates:
@@ -61,15 +61,15 @@ def measured_rates(work: Work) -> Rates:
     weights = work.config.rollout.weights
     decoded = work.infer.model.compute_dtype if weights == "train" else weights
 
-    def rate(rows: int, numbers: int, *decoded: str) -> float:
+    def rate(rows: int, numbers: int, dtype: str = dtype, decoded: str | None = None) -> float:
         columns = max(1, min(numbers, MOST_OPERATIONS // (2 * rows)) // inner)
-        return product_rate(target, dtype, rows, inner, columns, *decoded)
+        return product_rate(target, dtype, rows, inner, columns, decoded)
 
     rows = min(MOST_ROWS, work.micro_batches("update")[0].rows)
     return Rates(
         passes=rate(rows, inner * max(model.inner_widths.values())),
-        decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model)), decoded),
-        memory=rate(1, MOST_NUMBERS) * ITEMSIZE[work.train.context.device.activations(dtype)] / 2,
+        decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model)), decoded=decoded),
+        memory=rate(1, MOST_NUMBERS, "float32", "float32") * FLOAT32 / 2,
     )
 
 

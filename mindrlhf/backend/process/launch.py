@@ -293,3 +293,8 @@ def operator_threads() -> int:
     """
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) else len(usable_cores())
+
+
+def crowding(processes: int) -> float:
+    """Return how many threads of that many processes share a core of this machine; 1 if each has one of its own."""
+    return max(1.0, processes * operator_threads() / len(usable_cores()))
