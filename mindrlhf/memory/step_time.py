@@ -61,14 +61,14 @@ def measured_rates(work: Work) -> Rates:
     weights = work.config.rollout.weights
     decoded = work.infer.model.compute_dtype if weights == "train" else weights
 
-    def rate(rows: int, numbers: int, dtype: str = dtype, decoded: str | None = None) -> float:
+    def rate(rows: int, numbers: int, dtype: str, *decoded: str) -> float:
         columns = max(1, min(numbers, MOST_OPERATIONS // (2 * rows)) // inner)
-        return product_rate(target, dtype, rows, inner, columns, decoded)
+        return product_rate(target, dtype, rows, inner, columns, *decoded)
 
     rows = min(MOST_ROWS, work.micro_batches("update")[0].rows)
     return Rates(
-        passes=rate(rows, inner * max(model.inner_widths.values())),
-        decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model)), decoded=decoded),
+        passes=rate(rows, inner * max(model.inner_widths.values()), dtype),
+        decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model)), dtype, decoded),
         memory=rate(1, MOST_NUMBERS, "float32", "float32") * FLOAT32 / 2,
     )
 

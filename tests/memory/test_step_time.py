@@ -136,7 +136,7 @@ def test_rates_are_measured_at_the_shapes_of_the_job(monkeypatch):
     assert (rows, slots, one) == (2048, 64, 1)
     assert passes == [256, 700]
     assert decode == [256, parameter_count(MODEL) // 256, "float32"]
-    assert memory == [256, 2**24 // 256]
+    assert memory == [256, 2**24 // 256, "float32"]
 
 
 @pytest.mark.parametrize(("given", "decoded"), [("rollout.weights=int8", "int8"), ("rollout.weights=train", "float32")])
@@ -144,4 +144,4 @@ def test_the_rate_of_decoding_is_that_of_its_weights(monkeypatch, given, decoded
     asked = []
     monkeypatch.setattr("mindrlhf.backend.ceiling.product_rate", lambda *shape: asked.append(shape) or 1e9)
     measured_rates(work(given))
-    assert [shape[5:] for shape in asked] == [(), (decoded,), ()]
+    assert [shape[5:] for shape in asked] == [(), (decoded,), ("float32",)]

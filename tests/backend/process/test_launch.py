@@ -19,7 +19,14 @@ from workers import ROOT, WorkersFailed, run_msrun, run_workers
 from mindrlhf.backend.comm.point_to_point import PeerGone
 from mindrlhf.backend.comm.tcp import Channels
 from mindrlhf.backend.process import launch as launching
-from mindrlhf.backend.process.launch import World, join_library, launch, operator_threads, started_workers
+from mindrlhf.backend.process.launch import (
+    World,
+    crowding,
+    join_library,
+    launch,
+    operator_threads,
+    started_workers,
+)
 from mindrlhf.errors import UserError
 
 SCRIPT = """
@@ -107,6 +114,15 @@ def test_threads_of_operators(monkeypatch, given, threads):
     monkeypatch.setattr("mindrlhf.backend.process.launch.usable_cores", lambda: set(range(7)))
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert operator_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "crowd"), [("8", 1, 1.0), ("8", 4, 4.0), ("2", 4, 1.0), ("2", 8, 2.0), ("1", 2, 1.0)]
+)
+def test_processes_share_the_cores_that_their_threads_have_not_alone(monkeypatch, threads, processes, crowd):
+    monkeypatch.setattr("mindrlhf.backend.process.launch.usable_cores", lambda: set(range(8)))
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert crowding(processes) == crowd
 
 
 def test_unknown_device_target(environment):
