@@ -1,4 +1,4 @@
-"""Connections between processes of a job: options of their sockets, and reading that names who is gone."""
+"""Sockets between a job's processes: their options, and reading that names who is gone."""
 
 import socket
 

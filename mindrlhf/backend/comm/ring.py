@@ -18,14 +18,17 @@ from mindrlhf.backend.comm.connection import fill
 
 LEAST_BYTES = 1 << 18  # of a message for which it is worth while
 SLOT_BYTES = 1 << 20
-SLOTS = 4
+SLOT_COUNT = 4
 
 _PLACE = struct.Struct("!ii")  # a process and its file
 _NO_FILE = -1
 
 
 class OutgoingRing:
-    """Way to one other rank. The first message settles with that rank whether they share memory."""
+    """Way to one other rank.
+
+    The first message settles with that rank whether they share memory.
+    """
 
     def __init__(self, channel: socket.socket, credits: socket.socket, to: int):
         self._channel, self._credits, self._to = channel, credits, to
@@ -46,7 +49,7 @@ class OutgoingRing:
                 _byte(self._credits, self._to)
                 self._free += 1
             part = array[start : start + SLOT_BYTES]
-            np.copyto(self._slots[self._sent % SLOTS, : part.size], part)
+            np.copyto(self._slots[self._sent % SLOT_COUNT, : part.size], part)
             self._sent += 1
             self._free -= 1
             self._channel.sendall(b"\1")
@@ -56,7 +59,7 @@ class OutgoingRing:
         file, slots = _new_memory()
         self._channel.sendall(_PLACE.pack(os.getpid(), file))
         if _byte(self._credits, self._to):
-            self._slots, self._free = slots, SLOTS
+            self._slots, self._free = slots, SLOT_COUNT
         if file != _NO_FILE:
             os.close(file)
         self._settled = True
@@ -82,7 +85,7 @@ class IncomingRing:
         for start in range(0, array.size, SLOT_BYTES):
             _byte(self._channel, self._source)
             part = array[start : start + SLOT_BYTES]
-            np.copyto(part, self._slots[self._received % SLOTS, : part.size])
+            np.copyto(part, self._slots[self._received % SLOT_COUNT, : part.size])
             self._received += 1
             self._answer(b"\1")
 
@@ -105,11 +108,14 @@ def _byte(connection: socket.socket, rank: int) -> int:
 
 
 def _new_memory() -> tuple[int, np.ndarray | None]:
-    """Make a file in memory and map it; returns _NO_FILE and None if the system refuses."""
+    """Make a file in memory and map it.
+
+    Returns _NO_FILE and None if the system refuses.
+    """
     file = _NO_FILE
     try:
         file = os.memfd_create("mindrlhf-ring")
-        os.posix_fallocate(file, 0, SLOTS * SLOT_BYTES)
+        os.posix_fallocate(file, 0, SLOT_COUNT * SLOT_BYTES)
         return file, _mapped(file)
     except (OSError, AttributeError):  # AttributeError: no Linux
         if file != _NO_FILE:
@@ -134,4 +140,4 @@ def _memory_of(process: int, file: int) -> np.ndarray | None:
 
 
 def _mapped(file: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(file, SLOTS * SLOT_BYTES), np.uint8).reshape(SLOTS, SLOT_BYTES)
+    return np.frombuffer(mmap.mmap(file, SLOT_COUNT * SLOT_BYTES), np.uint8).reshape(SLOT_COUNT, SLOT_BYTES)

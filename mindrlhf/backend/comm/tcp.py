@@ -1,7 +1,8 @@
-"""Messages between ranks over TCP, on one host or several; between ranks of one host large ones go through memory.
+"""Messages between ranks over TCP, on one host or several.
 
-Each message begins with its length, so that two ranks that run different steps notice it. A rank that is gone is
-noticed at once if its process has ended, and within half a minute if its host cannot be reached.
+Large ones between ranks of one host go through memory (`comm.ring`). Each message begins with its length, so that two
+ranks that run different steps notice it. A rank that is gone is noticed at once if its process has ended, and within
+half a minute if its host cannot be reached.
 """
 
 import hmac
@@ -125,9 +126,9 @@ def _message(array: np.ndarray) -> list[memoryview]:
 
 
 def _expect(into: np.ndarray, connection: socket.socket, source: int | str) -> memoryview:
-    """Read the length of the next message; raises RuntimeError if it is not the array's.
+    """Read the length of the next message, and return the memory to fill.
 
-    Returns the memory to fill.
+    Raises RuntimeError if the length is not the array's.
     """
     content = bytes_of(into)
     length = bytearray(_LENGTH.size)
@@ -188,7 +189,8 @@ def connect_channels(rank: int, members: Sequence[Member], server: socket.socket
     by_kind: dict[int, dict[int, socket.socket]] = {kind: {} for kind in (*_USES, *_CREDITS)}
     for (other, kind), connection in sockets.items():
         by_kind[kind][other] = connection
-    return Channels(*(SocketPeers(by_kind[use], by_kind[credit]) for use, credit in zip(_USES, _CREDITS, strict=True)))
+    made = [SocketPeers(by_kind[use], by_kind[credit]) for use, credit in zip(_USES, _CREDITS, strict=True)]
+    return Channels(messages=made[0], gathers=made[1], sums=made[2])
 
 
 def _kinds(one: Member, other: Member) -> Sequence[int]:

@@ -296,5 +296,8 @@ def operator_threads() -> int:
 
 
 def crowding(processes: int) -> float:
-    """Return how many threads of that many processes share a core of this machine; 1 if each has one of its own."""
+    """Return how many threads of so many processes share a core.
+
+    It is 1 if each has one of its own.
+    """
     return max(1.0, processes * operator_threads() / len(usable_cores()))
