@@ -123,8 +123,12 @@ def judged(
     sides: Sequence[Side],
     run: Callable[[Side, Path], Run] | None = None,
 ) -> dict[str, Result]:
-    """Map each side to its median over `quiet_rounds`."""
-    rounds = quiet_rounds(args, job, sides, run)
+    """Map each side to its median over `quiet_rounds`. run: runs one side; by default as a process."""
+
+    def in_turn(order: Sequence[Side], path: Path) -> dict[str, Run]:
+        return {side.name: (run or run_side)(side, path) for side in order}
+
+    rounds = quiet_rounds(args, job, sides, in_turn)
     return {side.name: middle([made[side.name].result for made in rounds]) for side in sides}
 
 
@@ -132,13 +136,12 @@ def quiet_rounds(
     args: argparse.Namespace,
     job: ComparedJob,
     sides: Sequence[Side],
-    run: Callable[[Side, Path], Run] | None = None,
+    run: Callable[[Sequence[Side], Path], dict[str, Run]],
 ) -> list[dict[str, Run]]:
-    """Run all sides in turn, in alternating order, until `rounds` rounds were quiet.
+    """Run all sides, in alternating order, until `rounds` rounds were quiet.
 
-    run: runs one side; by default as a process. Raises BusyError if `tries` rounds have fewer quiet ones.
+    run: runs the sides of a round. Raises BusyError if `tries` rounds have fewer quiet ones.
     """
-    run = run or run_side
     rounds: list[dict[str, Run]] = []
     reasons: list[str] = []
     while len(rounds) < args.rounds:
@@ -147,8 +150,7 @@ def quiet_rounds(
                 f"only {len(rounds)} of {args.tries} rounds were quiet, and {args.rounds} are needed ({reasons[-1]}); "
                 "run it again when nothing else runs."
             )
-        order = list(sides)[:: 1 if len(rounds) % 2 == 0 else -1]
-        made = {side.name: run(side, args.output / "run.json") for side in order}
+        made = run(list(sides)[:: 1 if len(rounds) % 2 == 0 else -1], args.output / "run.json")
         reason = disturbance(made, args.max_others, min(LEAST_STEPS, job.steps - WARMUP))
         if reason:
             reasons.append(reason)

@@ -4,36 +4,43 @@ python benchmarks/guard.py                                  # against main: abou
 python benchmarks/guard.py --old v0.2 --job wide --rounds 6
 python benchmarks/guard.py --dtype bfloat16 rollout.weights=int8
 
-Each round is one run of `grpo_step.py` of both, in alternating order; `compare.py` says which rounds count. Of each job
-it prints the ratios new / old of the median step, of generation, log-probs and training, of memory and of the time to
-the first step: the geometric mean over rounds and, for the step, its 95% t-interval.
+Each round is one run of `grpo_step.py` of both. Once each has done its first step they take turns, a step each, so that
+a machine whose rate changes within a minute changes it for both; `compare.py` says which rounds count. Of each job it
+prints the ratios new / old of a step, of generation, log-probs and training (the median of a round's pairs of steps),
+of memory and of the time to the first step: the geometric mean over rounds and, for the step, its 95% t-interval.
 
 Exit code 1: some step is slower for sure, its interval lies above --limit. 3: the machine was too busy to tell.
 """
 
 import argparse
+import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).with_name("claims")))
 
 from compare import WARMUP, BusyError, Run, Side, middle, quiet_rounds
 from comparison_jobs import JOBS, ComparedJob
+from grpo_step import summarise
 from verdict import paired_difference
 
 from mindrlhf.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
+GATE = Path(__file__).with_name("gated_step.py")
 MAIN = ("reference", "long-prompt", "large-vocabulary")
 NEW, OLD = "new", "old"
-PARTS = ("gen", "logprob", "train", "memory", "start_to_first_step_s")
+STEP_PARTS = ("step", "gen", "logprob", "train")
+PARTS = (*STEP_PARTS[1:], "memory", "start_to_first_step_s")
 HEADINGS = ("job", "old", "new", "step new / old", "95% interval", *PARTS[:-1], "first step")
 
 
@@ -79,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.output = Path(folder)
             for name in args.job or MAIN:
                 sides = [side(NEW, ROOT, JOBS[name], args), side(OLD, old, JOBS[name], args)]
-                outcomes.append(outcome(name, quiet_rounds(args, JOBS[name], sides)))
+                outcomes.append(outcome(name, quiet_rounds(args, JOBS[name], sides, take_turns)))
                 print(" | ".join(outcomes[-1].row), flush=True)
     except UserError as error:
         print(f"guard: {error}", file=sys.stderr)
@@ -116,20 +123,92 @@ def side(name: str, tree: Path, job: ComparedJob, args: argparse.Namespace) -> S
     given |= {"--steps": str(job.steps), "--warmup": str(WARMUP), "--threads": str(args.threads)}
     given |= {"--max-others": str(args.max_others), "--family": job.family}
     flags = [word for pair in given.items() for word in pair] + ["--fixed-length"] * job.fixed_length
-    command = [sys.executable, str(tree / "benchmarks" / "grpo_step.py"), *flags, "--quiet"]
+    command = [sys.executable, str(GATE), str(tree / "benchmarks" / "grpo_step.py"), *flags, "--quiet"]
     return Side(name, lambda path: [*command, "--json", str(path), *args.overrides])
+
+
+class Turns(AbstractContextManager):
+    """A running side of a round that does a step at a time; it has done the first one when this is made."""
+
+    def __init__(self, side: Side, path: Path):
+        self.name, self._path = side.name, path
+        self._errors = path.with_suffix(".log")
+        path.unlink(missing_ok=True)
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                side.command(path), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self._wait()
+        self.step()
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def step(self) -> bool:
+        """Do a step; returns False at the end. Raises UserError if the process fails."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._wait()
+
+    def result(self) -> dict[str, Any]:
+        return json.loads(self._path.read_text())
+
+    def _wait(self) -> bool:
+        """Wait until it is ready for its next step, or has ended well."""
+        for line in self._process.stdout:
+            if line == "ready\n":
+                return True
+        if code := self._process.wait():
+            last = (self._errors.read_text().strip() or "no output").splitlines()[-1]
+            raise UserError(f"{self.name} ended with exit code {code}: {last}")
+        return False
+
+
+def take_turns(order: Sequence[Side], path: Path) -> dict[str, Run]:
+    """Run the sides of a round, a step each in turn.
+
+    Their results hold the steps in which nothing disturbed either of them.
+    """
+    with ExitStack() as stack:
+        turns = [stack.enter_context(Turns(side, path.with_name(f"{side.name}.json"))) for side in order]
+        going = True
+        while going:
+            for one in turns:
+                going = one.step()
+            turns.reverse()
+        return in_pairs({one.name: one.result() for one in turns})
+
+
+def in_pairs(results: Mapping[str, dict[str, Any]]) -> dict[str, Run]:
+    """Keep the steps that both sides did undisturbed."""
+    limit = next(iter(results.values()))["args"]["max_others"]
+    steps = zip(*(result["per_step"][WARMUP:] for result in results.values()), strict=True)
+    pairs = [pair for pair in steps if all(row["others"] <= limit and not row["compile"] for row in pair)]
+    made = {}
+    for place, (name, result) in enumerate(results.items()):
+        rows = [pair[place] for pair in pairs]
+        made[name] = Run(
+            {**result, "per_step": rows, "clean_steps": 0, **(summarise(rows, 0, limit) if rows else {})}, 0.0
+        )
+    return made
 
 
 def outcome(job: str, rounds: Sequence[Mapping[str, Run]]) -> Outcome:
     """Judge a job's rounds."""
     by_side = {name: [middle([made[name].result]) for made in rounds] for name in (OLD, NEW)}
 
-    def logs(name: str, part: str) -> list[float]:
-        return [math.log(one[part]) for one in by_side[name]]
+    def logs(part: str) -> list[float]:
+        """Return the ratio's logarithm of each round; of a part of a step it is the median over the pairs of steps."""
+        if part not in STEP_PARTS:
+            pairs = zip(by_side[OLD], by_side[NEW], strict=True)
+            return [math.log(new[part] / old[part]) for old, new in pairs]
+        rows = [zip(made[OLD].result["per_step"], made[NEW].result["per_step"], strict=True) for made in rounds]
+        return [statistics.median(math.log(new[part] / old[part]) for old, new in pairs) for pairs in rows]
 
-    step = paired_difference(logs(OLD, "step"), logs(NEW, "step"))
+    step = paired_difference([0.0] * len(rounds), logs("step"))
     both = [part for part in PARTS if all(one.get(part) for of_side in by_side.values() for one in of_side)]
-    parts = {part: math.exp(paired_difference(logs(OLD, part), logs(NEW, part)).mean) for part in both}
+    parts = {part: math.exp(statistics.fmean(logs(part))) for part in both}
     old, new = (middle([made[name].result for made in rounds])["step"] for name in (OLD, NEW))
     ratios = [math.exp(value) for value in (step.mean, step.low, step.high)]
     return Outcome(job, old=old, new=new, step=ratios[0], low=ratios[1], high=ratios[2], parts=parts)
