@@ -49,6 +49,8 @@ def encode(values: Mapping[str, Any]) -> dict[str, str]:
 def decode(fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the values that `encode` has written."""
     types = _types(fields)
+    if not types:
+        return {name: text for name, text in fields.items() if name != JSON_FIELDS}
     absent = {name: None for name, kind in types.items() if kind == ABSENT}
     return absent | {name: _decoded(text, types.get(name)) for name, text in fields.items() if name != JSON_FIELDS}
 
@@ -82,7 +84,9 @@ def json_ready(value: Any, tags: bool = False) -> Any:
 
 
 def _types(fields: Mapping[str, str]) -> dict[str, str]:
-    types = json.loads(fields.get(JSON_FIELDS, "{}"))
+    if JSON_FIELDS not in fields:  # without a look into JSON, because it is asked for each sample
+        return {}
+    types = json.loads(fields[JSON_FIELDS])
     return types if isinstance(types, dict) else dict.fromkeys(types, JSON)
 
 

@@ -111,7 +111,8 @@ class RewardFunction:
 
     def _call(self, values: Mapping[str, Any]) -> Any:
         names = [name for name, needed in self.given.items() if needed or name in values]
-        names += [name for name in values if self.further is None or name in self.further]
+        if self.further != ():
+            names += [name for name in values if self.further is None or name in self.further]
         named = {**{name: values[name] for name in names}, **self.args}
         first = [named.pop(name) for name in self.positional]
         return self.function(*first, **named)

@@ -304,8 +304,12 @@ class _Batch:
         return bool(self._waiting)
 
     def take(self, workers: int) -> list[Call]:
-        """Take half of one of `workers` equal parts, so that all processes end together."""
-        return [self._waiting.popleft() for _ in range(math.ceil(len(self._waiting) / (2 * workers)))]
+        """Take half of one of `workers` equal parts, so that all processes end together.
+
+        A single process gets all.
+        """
+        parts = 2 * workers if workers > 1 else 1
+        return [self._waiting.popleft() for _ in range(math.ceil(len(self._waiting) / parts))]
 
     def of(self, function: int) -> list[Reply]:
         """Return a function's replies in the order of samples."""

@@ -82,9 +82,11 @@ def weighted_sum(weights: Sequence[float], scores: Iterable[float]) -> float:
 
     NaN scores are left out. Equal sums are then equal rewards, whichever functions gave them and in whatever order.
     """
+    pairs = [(weight, score) for weight, score in zip(weights, scores, strict=True) if score == score]
+    if len(pairs) == 1 and pairs[0][0] == 1.0:  # as is usual
+        return float(pairs[0][1])
     with localcontext(_EXACT):
-        pairs = zip(weights, scores, strict=True)
-        return float(sum(Decimal(repr(weight)) * Decimal(repr(score)) for weight, score in pairs if score == score))
+        return float(sum(Decimal(repr(weight)) * Decimal(repr(score)) for weight, score in pairs))
 
 
 def _total(weights: Sequence[float], replies: Sequence[Reply], scoring: int) -> float:
