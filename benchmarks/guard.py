@@ -8,6 +8,7 @@ Each round is one run of `grpo_step.py` of both. Once each has done its first st
 a machine whose rate changes within a minute changes it for both; `compare.py` says which rounds count. Of each job it
 prints the ratios new / old of a step, of generation, log-probs and training (the median of a round's pairs of steps),
 of memory and of the time to the first step: the geometric mean over rounds and, for the step, its 95% t-interval.
+Both are in memory at once; with --whole-runs they run one after the other.
 
 Exit code 1: some step is slower for sure, its interval lies above --limit. 3: the machine was too busy to tell.
 """
@@ -72,6 +73,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products")
     parser.add_argument("--rounds", type=int, default=4, help="2 to 20 (default: 4)")
     parser.add_argument("--tries", type=int, default=12, help="rounds at most, with those not judged (default: 12)")
+    parser.add_argument(
+        "--whole-runs", action="store_true", help="for jobs of which two do not fit into memory at once"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-others", type=float, default=0.15, help="cores that other processes may use")
     parser.add_argument("--limit", type=float, default=1.02, help="ratio of a step that is slower (default: 1.02)")
@@ -86,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.output = Path(folder)
             for name in args.job or MAIN:
                 sides = [side(NEW, ROOT, JOBS[name], args), side(OLD, old, JOBS[name], args)]
-                outcomes.append(outcome(name, quiet_rounds(args, JOBS[name], sides, take_turns)))
+                run = whole_runs if args.whole_runs else take_turns
+                outcomes.append(outcome(name, quiet_rounds(args, JOBS[name], sides, run)))
                 print(" | ".join(outcomes[-1].row), flush=True)
     except UserError as error:
         print(f"guard: {error}", file=sys.stderr)
@@ -178,6 +183,17 @@ def take_turns(order: Sequence[Side], path: Path) -> dict[str, Run]:
                 going = one.step()
             turns.reverse()
         return in_pairs({one.name: one.result() for one in turns})
+
+
+def whole_runs(order: Sequence[Side], path: Path) -> dict[str, Run]:
+    """Run the sides of a round one after the other."""
+    results = {}
+    for side in order:
+        with Turns(side, path) as one:
+            while one.step():
+                pass
+            results[side.name] = one.result()
+    return in_pairs(results)
 
 
 def in_pairs(results: Mapping[str, dict[str, Any]]) -> dict[str, Run]:

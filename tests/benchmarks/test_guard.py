@@ -93,25 +93,29 @@ def main(argv):
 """
 
 
-def take_turns(folder: Path, steps: int) -> str:
+def order_of_steps(folder: Path, steps: int, run=guard.take_turns) -> str:
     """The order in which two programs do their steps."""
     log, script = folder / "log", folder / "stepping.py"
     script.write_text(STEPPING.format(log=str(log)))
     command = [sys.executable, str(guard.GATE), str(script)]
     sides = [compare.Side(name, lambda path, name=name: [*command, name, str(path), str(steps)]) for name in "ab"]
-    made = guard.take_turns(sides, folder / "run.json")
+    made = run(sides, folder / "run.json")
     assert [run.result["clean_steps"] for run in made.values()] == [steps - guard.WARMUP] * 2
     return log.read_text()
 
 
 def test_both_sides_take_turns(tmp_path):
     """The first step of each, in which graphs are built, is not between the other's steps."""
-    assert take_turns(tmp_path, 4) == "a1 b1 a2 b2 b3 a3 a4 b4 "
+    assert order_of_steps(tmp_path, 4) == "a1 b1 a2 b2 b3 a3 a4 b4 "
+
+
+def test_whole_runs_follow_each_other(tmp_path):
+    assert order_of_steps(tmp_path, 3, guard.whole_runs) == "a1 a2 a3 b1 b2 b3 "
 
 
 def test_a_side_that_fails_is_named_and_ends_the_other(tmp_path):
     with pytest.raises(UserError, match=r"[ab] ended with exit code 1: no more than four"):
-        take_turns(tmp_path, 5)
+        order_of_steps(tmp_path, 5)
 
 
 @pytest.fixture
