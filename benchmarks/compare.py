@@ -178,9 +178,13 @@ def run_side(side: Side, path: Path) -> Run:
     done = subprocess.run(side.command(path), capture_output=True, text=True)
     _, others = Moment.now().cores_since(start)
     if done.returncode or not path.is_file():
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise UserError(f"{side.name} ended with exit code {done.returncode}: {last}")
+        raise failed(side.name, done.returncode, done.stderr.strip() or done.stdout)
     return Run(json.loads(path.read_text()), others)
+
+
+def failed(name: str, code: int, output: str) -> UserError:
+    """Make the error of a side that failed, with its last line."""
+    return UserError(f"{name} ended with exit code {code}: {(output.strip() or 'no output').splitlines()[-1]}")
 
 
 def middle(results: Sequence[Result]) -> Result:

@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).with_name("claims")))
 
-from compare import WARMUP, BusyError, Run, Side, middle, quiet_rounds
+from compare import WARMUP, BusyError, Run, Side, failed, middle, quiet_rounds
 from comparison_jobs import JOBS, ComparedJob
 from grpo_step import summarise
 from verdict import paired_difference
@@ -165,8 +165,7 @@ class Turns(AbstractContextManager):
             if line == "ready\n":
                 return True
         if code := self._process.wait():
-            last = (self._errors.read_text().strip() or "no output").splitlines()[-1]
-            raise UserError(f"{self.name} ended with exit code {code}: {last}")
+            raise failed(self.name, code, self._errors.read_text())
         return False
 
 

@@ -98,7 +98,8 @@ def planned(train: Sequence[str], args: argparse.Namespace) -> dict[str, float]:
     """Return the plan's shares of waiting ranks by side; empty for a job that is too short for a forecast."""
     command = [sys.executable, "-m", "mindrlhf", "plan", *train, *apart_settings(args), "--json"]
     given = {"OMP_NUM_THREADS": str(SIDES["apart"][0]), "PYTHONPATH": str(ROOT)}
-    return json.loads(called("plan", command, given))["division"]["given"]["idle"]
+    division = json.loads(called("plan", command, given))["division"]
+    return division["given"]["idle"] if division else {}
 
 
 def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[dict[str, dict[str, float]]]]:
