@@ -30,6 +30,7 @@ import grpo_step
 from sleeping_judge import CALLS, SECONDS
 from work import prepare
 
+from mindrlhf.backend.process.start import free_port
 from mindrlhf.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +73,7 @@ def run(side: str, train: Sequence[str], folder: Path, args: argparse.Namespace)
     start = [sys.executable]
     if ranks > 1:
         start = [str(Path(sys.executable).with_name("msrun")), f"--worker_num={ranks}", f"--local_worker_num={ranks}"]
-        start += ["--join=True", f"--log_dir={out / 'log'}"]
+        start += ["--join=True", f"--log_dir={out / 'log'}", f"--master_port={free_port()}"]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # msrun starts its `python`
     given = {"OMP_NUM_THREADS": str(threads), "PATH": path, CALLS: str(args.calls), SECONDS: str(args.latency)}
     called(side, [*start, *words], given)
