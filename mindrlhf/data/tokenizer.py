@@ -232,7 +232,8 @@ def _check_pace(core: tokenizers.Tokenizer, path: Path) -> None:
     """Raise UserError if long words or white space take too much time.
 
     With some patterns the time grows with the square of a text's length: a downloaded file would hold a run up for
-    hours over one long text.
+    hours over one long text. The longest texts are tried only where they could take too long: where the cube of the
+    length would not keep them below the limit.
     """
     for kind, letters in _RUNS.items():
         for length in _LENGTHS:
@@ -242,6 +243,8 @@ def _check_pace(core: tokenizers.Tokenizer, path: Path) -> None:
             if (spent := time.thread_time() - begun) > _MOST_SECONDS:
                 fault = f"{path}: {length:,} {kind} take {spent:.1f} s of the processor, more than {_MOST_SECONDS} s"
                 raise UserError(f"{fault}; its normalizer or pre_tokenizer has a slow pattern, so take another file.")
+            if spent * (_LENGTHS[-1] / length) ** 3 < _MOST_SECONDS:
+                break
 
 
 def _existing(path: str | Path) -> Path:
