@@ -36,14 +36,15 @@ class Transfer:
         )
 
     def split(self, limit: int) -> Iterator["Transfer"]:
-        """Cut into pieces of at most `limit` bytes, or one element, in memory order."""
+        """Cut into pieces of at most `limit` bytes, or one element, in memory order and of about the same size."""
         shape = sliced_shape(self.source_slices)
         dim = next((dim for dim, size in enumerate(shape) if size > 1), None)
         if self.nbytes <= limit or dim is None:
             yield self
             return
         row = self.nbytes // shape[dim]
-        step = max(1, limit // row)
+        count = -(-shape[dim] // max(1, limit // row))
+        step = -(-shape[dim] // count)
         for start in range(0, shape[dim], step):
             stop = min(start + step, shape[dim])
             piece = replace(

@@ -153,17 +153,25 @@ class CountedSocket:
         return getattr(self._connection, name)
 
 
-def bytes_over_sockets() -> int:
-    """Bytes that went over sockets while two ranks of one host exchanged LARGE bytes each, which arrived."""
+def bytes_over_sockets(size: int = LARGE // 8, one_by_one: bool = False) -> int:
+    """Bytes that went over sockets while two ranks of one host exchanged two messages each, which arrived.
+
+    size: numbers of a message. one_by_one: they are sent and received, not exchanged.
+    """
     channels, credits = (list(map(CountedSocket, socket.socketpair())) for _ in range(2))
 
     def run(rank):
         other = 1 - rank
         peers = SocketPeers({other: channels[rank]}, {other: credits[rank]})
         for index in range(2):
-            into = np.empty(LARGE // 8, np.float32)
-            peers.exchange({other: [message(rank, other, index, LARGE // 8)]}, {other: [into]})
-            np.testing.assert_array_equal(into, message(other, rank, index, LARGE // 8))
+            into = np.empty(size, np.float32)
+            sent = message(rank, other, index, size)
+            if one_by_one:
+                peers.send(sent, other)
+                peers.receive(into, other)
+            else:
+                peers.exchange({other: [sent]}, {other: [into]})
+            np.testing.assert_array_equal(into, message(other, rank, index, size))
 
     run_threads(2, run)
     return sum(one.sent for one in (*channels, *credits))
@@ -171,6 +179,13 @@ def bytes_over_sockets() -> int:
 
 def test_ranks_of_one_host_send_large_messages_through_memory():
     assert bytes_over_sockets() < 1000
+
+
+@pytest.mark.parametrize(("one_by_one", "least"), [(True, ring.LEAST_BYTES_ALONE), (False, ring.LEAST_BYTES_IN_A_ROW)])
+def test_what_is_large_enough_for_memory(one_by_one, least):
+    """Less if many messages follow each other; what is odd at the end of memory arrives as well."""
+    assert bytes_over_sockets(least // 4 + 3, one_by_one) < 1000
+    assert bytes_over_sockets(least // 4 - 1, one_by_one) > 2 * least
 
 
 @pytest.mark.parametrize("refused", ["memfd_create", "posix_fallocate", "open"])

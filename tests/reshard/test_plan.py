@@ -114,6 +114,14 @@ def test_pieces_move_the_same_in_limited_messages(pair, limit):
     check(result, pieces)
 
 
+def test_pieces_are_of_about_one_size():
+    """A small rest would cost as much as a whole message."""
+    rows = 17
+    (whole,) = plan(full_layout({"weight": (rows, 3)}, 0), full_layout({"weight": (rows, 3)}, 1), 4).transfers
+    assert [piece.nbytes // 12 for piece in whole.split(8 * 12)] == [6, 6, 5]
+    assert [piece.nbytes // 12 for piece in whole.split(rows * 12)] == [rows]
+
+
 @settings(deadline=None)
 @given(layout_pairs())
 def test_nothing_comes_in_for_equal_parts(pair):

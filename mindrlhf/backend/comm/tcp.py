@@ -19,13 +19,14 @@ import numpy as np
 from mindrlhf.backend.comm.connection import fill, keep_alive
 from mindrlhf.backend.comm.patience import MESSAGE_LIMIT_S
 from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, Peers, bytes_of
-from mindrlhf.backend.comm.ring import LEAST_BYTES, IncomingRing, OutgoingRing
+from mindrlhf.backend.comm.ring import LEAST_BYTES_ALONE, LEAST_BYTES_IN_A_ROW, IncomingRing, OutgoingRing
 from mindrlhf.errors import UserError
 
 _LENGTH = struct.Struct("!q")
 _HELLO = struct.Struct("!iB32s")  # the caller's rank, the channel, and the secret of the rank that is called
 _USES = range(3)  # a connection to every rank for each field of `Channels`
 _CREDITS = range(3, 6)  # and to ranks of this host another one for each
+_JOINED_BYTES = 1 << 16  # of a message that one call sends with its length: one more copy costs less than one more call
 _CONNECT_TIMEOUT_S = 60
 _HELLO_TIMEOUT_S = 5
 
@@ -60,8 +61,8 @@ class SocketPeers:
 
     def send(self, array: np.ndarray, to: int) -> None:
         """Send like `Peers.send`; a thread sends the part that would block."""
-        if self._by_memory(array, to):
-            self._start(to, self._send_all, [np.array(array, order="C")], to)
+        if self._by_memory(array, to, in_a_row=False):
+            self._start(to, self._send_all, [np.array(array, order="C")], to, False)
             return
         rest = memoryview(b"".join(_message(np.ascontiguousarray(array))))
         before = self._sending.get(to)
@@ -75,34 +76,42 @@ class SocketPeers:
             self._start(to, self._sockets[to].sendall, rest)
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
-        content = _expect(into, self._sockets[source], source)
-        if self._by_memory(into, source):
-            self._incoming[source].receive(content)
-        else:
-            fill(content, self._sockets[source], source)
+        self._receive(into, source, in_a_row=False)
         return into
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
         for to, arrays in outgoing.items():
-            self._start(to, self._send_all, arrays, to)
+            self._start(to, self._send_all, arrays, to, True)
         for source, arrays in incoming.items():
             for array in arrays:
-                self.receive(array, source)
+                self._receive(array, source, in_a_row=True)
         for to in outgoing:
             self._sending[to].result()
 
-    def _by_memory(self, array: np.ndarray, other: int) -> bool:
-        """Return whether a message goes through memory: both ranks know its length."""
-        return array.nbytes >= LEAST_BYTES and other in self._outgoing
+    def _by_memory(self, array: np.ndarray, other: int, in_a_row: bool) -> bool:
+        """Return whether a message goes through memory: both ranks know its length, and whether it is one of many."""
+        least = LEAST_BYTES_IN_A_ROW if in_a_row else LEAST_BYTES_ALONE
+        return array.nbytes >= least and other in self._outgoing
 
-    def _send_all(self, arrays: Iterable[np.ndarray], to: int) -> None:
+    def _send_all(self, arrays: Iterable[np.ndarray], to: int, in_a_row: bool) -> None:
         for array in arrays:
-            length, content = _message(array)
-            self._sockets[to].sendall(length)
-            if self._by_memory(array, to):
+            message = _message(array)
+            if self._by_memory(array, to, in_a_row):
+                length, content = message
+                self._sockets[to].sendall(length)
                 self._outgoing[to].send(content)
+            elif array.nbytes <= _JOINED_BYTES:
+                self._sockets[to].sendall(b"".join(message))
             else:
-                self._sockets[to].sendall(content)
+                for part in message:
+                    self._sockets[to].sendall(part)
+
+    def _receive(self, into: np.ndarray, source: int, in_a_row: bool) -> None:
+        content = _expect(into, self._sockets[source], source)
+        if self._by_memory(into, source, in_a_row):
+            self._incoming[source].receive(content, in_a_row)
+        else:
+            fill(content, self._sockets[source], source)
 
     def _start(self, to: int, send: Callable[..., None], *arguments: Any) -> None:
         """Call `send` on a thread, after all earlier messages to the rank."""

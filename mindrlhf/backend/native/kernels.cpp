@@ -14,6 +14,7 @@
 #include "optimizer_state.h"
 #include "shared_sum.h"
 #include "small.h"
+#include "stream.h"
 
 extern "C" {
 
