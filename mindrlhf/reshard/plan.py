@@ -36,7 +36,10 @@ class Transfer:
         )
 
     def split(self, limit: int) -> Iterator["Transfer"]:
-        """Cut into pieces of at most `limit` bytes, or one element, in memory order and of about the same size."""
+        """Cut into pieces of at most `limit` bytes, or one element.
+
+        They are in memory order, and of about one size.
+        """
         shape = sliced_shape(self.source_slices)
         dim = next((dim for dim, size in enumerate(shape) if size > 1), None)
         if self.nbytes <= limit or dim is None:
