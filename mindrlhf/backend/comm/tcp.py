@@ -89,7 +89,7 @@ class SocketPeers:
             self._sending[to].result()
 
     def _by_memory(self, array: np.ndarray, other: int, in_a_row: bool) -> bool:
-        """Return whether a message goes through memory: both ranks know its length, and whether it is one of many."""
+        """Return whether a message goes through memory; both ranks know what decides that."""
         least = LEAST_BYTES_IN_A_ROW if in_a_row else LEAST_BYTES_ALONE
         return array.nbytes >= least and other in self._outgoing
 
