@@ -40,7 +40,7 @@ def test_every_advantage_over_every_preset(preset):
 @pytest.mark.parametrize("preset", EACH)
 def test_every_policy_loss_over_every_preset(preset):
     for name in POLICY_LOSSES:
-        chosen(preset, policy_loss=name)
+        assert chosen(preset, policy_loss=name).policy_loss == name
 
 
 def test_own_functions_over_a_preset(tmp_path):

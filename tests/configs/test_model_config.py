@@ -112,7 +112,8 @@ def test_sliding_windows_are_refused(window):
 
 
 def test_a_window_that_is_not_used_is_no_matter():
-    ModelConfig.from_hf({**SMALL, "sliding_window": 4096, "use_sliding_window": False}, "config.json")
+    unused = {"sliding_window": 4096, "use_sliding_window": False}
+    assert ModelConfig.from_hf({**SMALL, **unused}, "config.json") == ModelConfig.from_hf(SMALL, "config.json")
 
 
 def test_absent_keys_mean_what_transformers_takes_them_for():
