@@ -10,9 +10,7 @@ from mindrlhf.backend.native import Library, copying
 def copy(request, monkeypatch):
     if request.param == "missing":
         monkeypatch.setattr(copying, "library", lambda: Library(None, "not built"))
-    copying._streamed.cache_clear()
-    yield copying.stream_copy
-    copying._streamed.cache_clear()
+    return copying.stream_copy
 
 
 def test_any_place_and_length(copy):

@@ -18,7 +18,7 @@ def row_words(weights: str, inputs: int) -> int:
 
     weights: bfloat16 or int8. inputs: elements of the row.
     """
-    count = getattr(_opened(), f"row_words_{weights}")
+    count = getattr(opened(), f"row_words_{weights}")
     count.restype = ctypes.c_int64
     return count(ctypes.c_int64(inputs))
 
@@ -26,15 +26,17 @@ def row_words(weights: str, inputs: int) -> int:
 def pack(weights: str, matrix: "np.ndarray", packed: "np.ndarray") -> None:
     """Pack float32[out, in] into int32[out, row_words]; both are C-contiguous."""
     sizes = map(ctypes.c_int64, matrix.shape)
-    getattr(_opened(), f"pack_{weights}")(_address(matrix), *sizes, _address(packed))
+    getattr(opened(), f"pack_{weights}")(address(matrix), *sizes, address(packed))
 
 
-def _address(array: "np.ndarray") -> ctypes.c_void_p:
+def address(array: "np.ndarray") -> ctypes.c_void_p:
+    """Return where a C-contiguous array begins. Raises ValueError for another one."""
     if not array.flags.c_contiguous:
         raise ValueError(f"an array of shape {list(array.shape)} is not dense")
     return ctypes.c_void_p(array.ctypes.data)
 
 
 @functools.cache
-def _opened() -> ctypes.CDLL:
+def opened() -> ctypes.CDLL:
+    """Open the built library, which has to be there."""
     return ctypes.CDLL(str(library().path))
