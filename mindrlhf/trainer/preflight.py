@@ -46,6 +46,7 @@ from mindrlhf.rollout.sampling import draws_in_operator
 from mindrlhf.run.training_data import TrainingData
 from mindrlhf.types import Prompt
 from mindrlhf.units import FLOAT32, GIB, size
+from mindrlhf.workers.cores import usable_cores
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +55,13 @@ _log = logging.getLogger(__name__)
 class RankResources:
     """Resources of a rank: host, threads, bytes of free memory, FLOP/s.
 
-    rates: see `run_rates`. reward: outcome of a trial of the reward functions, on the first rank that scores.
+    cores: those that the rank may use. rates: see `run_rates`. reward: outcome of a trial of the reward functions, on
+    the first rank that scores.
     """
 
     host: str
     threads: int
+    cores: frozenset[int]
     memory: int
     ceiling: float
     rates: Rates | None = None
@@ -88,7 +91,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     reward = None
     if prompts and rewards and world.rank == job.infer.ranks[0]:
         reward = try_reward(rewards, prompts[0], job.tokenizer, job.config.rollout.max_new_tokens)
-    own = RankResources(socket.gethostname(), threads, free_memory()[0], ceiling, rates, reward)
+    own = RankResources(socket.gethostname(), threads, usable_cores(), free_memory()[0], ceiling, rates, reward)
     ranks: list[RankResources] = collectives.all_gather_object(own)
     if not collectives.is_first:
         return None
@@ -147,13 +150,21 @@ def block(lines: Mapping[str, str]) -> str:
 
 
 def devices(target: str, ranks: Sequence[RankResources], dtype: str) -> str:
-    """Describe hosts: processes, threads, free memory, and measured matrix products."""
+    """Describe hosts: processes, threads, cores left idle, free memory, and measured matrix products."""
     hosts = {host: [rank for rank in ranks if rank.host == host] for host in dict.fromkeys(rank.host for rank in ranks)}
     return f"{target}, " + "; ".join(
-        f"{host}: {len(there)} x {there[0].threads} threads, {min(rank.memory for rank in there) / GIB:.1f} GiB of "
-        f"memory free, {sum(rank.ceiling for rank in there) / 1e9:.0f} GFLOP/s of {dtype} products"
+        f"{host}: {len(there)} x {there[0].threads} threads{idle_cores(there)}, "
+        f"{min(rank.memory for rank in there) / GIB:.1f} GiB of memory free, "
+        f"{sum(rank.ceiling for rank in there) / 1e9:.0f} GFLOP/s of {dtype} products"
         for host, there in hosts.items()
     )
+
+
+def idle_cores(ranks: Sequence[RankResources]) -> str:
+    """Say how many cores of a host are left idle, if each rank could have one thread more."""
+    cores = frozenset[int]().union(*(rank.cores for rank in ranks))
+    idle = len(cores) - sum(rank.threads for rank in ranks)
+    return f" (OMP_NUM_THREADS leaves {idle} of {len(cores)} cores idle)" if idle >= len(ranks) else ""
 
 
 def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:

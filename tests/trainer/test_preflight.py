@@ -93,7 +93,7 @@ def test_memory_that_will_not_do_is_said_before_the_run():
     config = load_grpo_config(None, [])
     work = Work.of(config, read_roles(TrainFlags(), config, MODEL), {"train": yaml, "infer": yaml}, Lengths(20))
     peak = rank_plan(work, 0).peak
-    here = RankResources("a", 2, 4 * peak, 1e9)
+    here = RankResources("a", 2, frozenset({0, 1}), 4 * peak, 1e9)
     assert "NOT ENOUGH" not in preflight.memory_line(work, [here] * 4)
     short = preflight.memory_line(work, [here] * 5)
     assert "planned at most for a process, in " in short
@@ -137,13 +137,14 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_devices_by_host():
     ranks = [
-        RankResources("a", 2, 8 << 30, 1e11),
-        RankResources("a", 2, 7 << 30, 1e11),
-        RankResources("b", 4, 16 << 30, 3e11),
+        RankResources("a", 2, frozenset({0, 1}), 8 << 30, 1e11),
+        RankResources("a", 2, frozenset({2, 3}), 7 << 30, 1e11),
+        RankResources("b", 4, frozenset(range(6)), 16 << 30, 3e11),
     ]
     assert devices("CPU", ranks, "float32") == (
         "CPU, a: 2 x 2 threads, 7.0 GiB of memory free, 200 GFLOP/s of float32 products; "
-        "b: 1 x 4 threads, 16.0 GiB of memory free, 300 GFLOP/s of float32 products"
+        "b: 1 x 4 threads (OMP_NUM_THREADS leaves 2 of 6 cores idle), "
+        "16.0 GiB of memory free, 300 GFLOP/s of float32 products"
     )
     assert block({"a": "1", "bcd": "2"}) == "preflight:\n  a    1\n  bcd  2"
 
