@@ -42,6 +42,8 @@ class ModelOperators(Protocol):
 
         It is None for a half that has no operator. name: of `models.layer.HALVES`. "attention" and "feed_forward" map
         x [T, hidden] to x + wo(attention(norm(x))) or x + w2(silu(w1(norm(x))) * w3(norm(x))), where padding gives 0.
+        "image_attention" is the attention half of a vision tower: windows in place of prompts, some of which attend to
+        each other in both directions (`HalfNumbers`), wq as [3 * width, hidden], and biases of all maps.
         "experts" maps a normed x [T, hidden], chosen int32[T, k] (the number of experts for none) and shares [T, k] to
         the sum of share * w2(silu(w1(x)) * w3(x)), with matrices [experts, ...].
         recompute: the backward pass keeps only x and computes the half again.

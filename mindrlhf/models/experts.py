@@ -24,7 +24,7 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import ExpertParallel
 from mindrlhf.backend.native.operators import FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.models.expert_layers import BALANCE, CHOSEN, EXPERT_MAPS, LOAD, ROUTER
-from mindrlhf.models.halves import COMPLETIONS, Half, Materials
+from mindrlhf.models.halves import COMPLETIONS, Half, Materials, map_names
 from mindrlhf.models.inputs import KEPT, PLACES, ROWS, SPANS
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.models.weight import Weight
@@ -87,7 +87,7 @@ class ExpertLinear(nn.Cell):
     def weights(self, name: str) -> dict[str, Weight | None]:
         """Return the weights by their names in an operator, for a map called `name`."""
         a, b = (self.adapter.a, self.adapter.b) if self.adapter else (None, None)
-        return {name: self.weight, f"{name}_a": a, f"{name}_b": b}
+        return dict(zip(map_names(name), (self.weight, None, a, b), strict=True))
 
 
 class ExpertsHalf(Half):

@@ -10,6 +10,7 @@ operator can do it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -99,7 +100,12 @@ class Linear(nn.Cell):
     def weights(self, name: str) -> dict[str, Weight | None]:
         """Return the weights by their names in an operator, for a map called `name`."""
         a, b = (self.adapter.a, self.adapter.b) if self.adapter else (None, None)
-        return {name: self.weight, f"{name}_bias": self.bias, f"{name}_a": a, f"{name}_b": b}
+        return dict(zip(map_names(name), (self.weight, self.bias, a, b), strict=True))
+
+
+def map_names(name: str) -> tuple[str, str, str, str]:
+    """Name the weights of a linear map in an operator: matrix, bias, A and B of the adapter."""
+    return name, f"{name}_bias", f"{name}_a", f"{name}_b"
 
 
 class Norm(nn.Cell):
@@ -114,6 +120,28 @@ class Norm(nn.Cell):
     def construct(self, x):
         weight, x = self.weight(x)
         return self.rms_norm(x, weight, self.eps)
+
+
+class HalfMaterials(Protocol):
+    """What a half of a block is built from; see `Materials`. eps: of its norm."""
+
+    @property
+    def operators(self) -> Operators: ...
+
+    @property
+    def shards(self) -> TensorParallel: ...
+
+    @property
+    def recompute(self) -> bool: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    def linear(self, name: str) -> Linear:
+        """Build the linear map of this name within the block."""
+
+    def norm(self, name: str) -> Norm | None:
+        """Build the norm of this name within the block; None without one."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +173,11 @@ class Materials:
         """The beginning of the layer's names in `parameters`."""
         return f"{LAYERS}{self.layer}."
 
+    @property
+    def eps(self) -> float:
+        return self.config.rms_norm_eps
+
     def linear(self, name: str) -> Linear:
-        """Build the linear map of this name within the layer."""
         name = f"{self.prefix}{name}"
         adapter = LowRank.of_map(name, self.parameters, self.adapters, self.operators, self._dropout(name))
         weight = Weight(self.parameters[f"{name}.weight"], self.packed.get(f"{name}.weight"))
@@ -169,15 +200,15 @@ class Materials:
         """
         weight = self.parameters.get(f"{self.prefix}{name}.weight")
         rms_norm = rms_norm or self.operators.composed.rms_norm
-        return None if weight is None else Norm(weight, self.config.rms_norm_eps, rms_norm)
+        return None if weight is None else Norm(weight, self.eps, rms_norm)
 
 
 class Half(nn.Cell):
     """Half of a layer: weights for its operators, and ends of its parallel region.
 
-    name: of `models.layer.HALVES`; the fused form's operator has the same name, if there is one. names: names of its
-    operator's arrays; the last are the adapters' scales. linears: linear maps by name, in the order of the scales.
-    others: further weights by name; None for an absent weight.
+    name: of `ModelOperators.half`, whose operator is the fused form, if there is one. names: names of the operator's
+    arrays; the last are the adapters' scales. linears: linear maps by name, in the order of the scales, None for an
+    absent one. others: further weights by name; None for an absent weight.
 
     sides: names of the side outputs, further arrays that `construct` returns. Each tensor-parallel rank computes the
     whole arrays, from x inside of the parallel region. recorded: names of those that follow if the routing is recorded.
@@ -190,16 +221,16 @@ class Half(nn.Cell):
         self,
         name: str,
         names: Sequence[str],
-        linears: Mapping[str, Linear],
+        linears: Mapping[str, Linear | None],
         others: Mapping[str, Weight | None],
-        given: Materials,
+        given: HalfMaterials,
     ):
         super().__init__(auto_prefix=False)
         named = dict(others)
         for one, linear in linears.items():
-            named |= linear.weights(one)
+            named |= dict.fromkeys(map_names(one)) if linear is None else linear.weights(one)
         self.weights = self.decodes = tuple(named[one] for one in names[:-1])
-        adapters = [linear.adapter for linear in linears.values()]
+        adapters = [None if linear is None else linear.adapter for linear in linears.values()]
         scales = [0.0 if adapter is None else adapter.scale for adapter in adapters]
         self.scales = (Tensor(np.array(scales, np.float32)),) if any(scales) else ()
         self.enter = given.shards.enter
@@ -238,7 +269,7 @@ class Half(nn.Cell):
         """Bits of the operator's weights whose gradients have a buffer."""
         return _bits(weight is not None and weight.collects for weight in self.weights)
 
-    def numbers(self, split, asking, head_size=0, scale=0.0):
+    def numbers(self, split, asking, head_size=0, scale=0.0, together=0):
         """List the values of `HalfNumbers`.
 
         split, asking: as in `construct`.
@@ -246,6 +277,7 @@ class Half(nn.Cell):
         _, prefix, samples, completion = split
         sizes = (("prefix", prefix), ("samples", samples), ("completion", completion), ("asking", asking))
         half = (("residual", self.residual), ("head_size", head_size), ("scale", scale), ("epsilon", self.eps))
+        half += (("together", together),)
         return sizes + half + (("weights", self.present), ("buffers", self.collected))
 
     @property
@@ -280,7 +312,7 @@ class AttentionHalf(Half):
         self.wq, self.wk, self.wv, self.wo = linears.values()
         self.head_dim = given.config.head_dim
         self.scale = self.head_dim**-0.5
-        self.eps = given.config.rms_norm_eps
+        self.eps = given.eps
         self.heads, self.kv_heads = (one.weight.shape[0] // self.head_dim for one in (self.wq, self.wk))
         operators = given.operators
         self.rotary = operators.rotary
@@ -351,14 +383,17 @@ class AttentionHalf(Half):
 class FeedForwardHalf(Half):
     """Feed-forward half: x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
 
-    def __init__(self, name: str, given: Materials):
-        norm = given.norm("ffn_norm")
-        linears = {name: given.linear(f"feed_forward.{name}") for name in ("w1", "w3", "w2")}
+    norm_name = "ffn_norm"
+    maps: Mapping[str, str] = {"w1": "feed_forward.w1", "w3": "feed_forward.w3", "w2": "feed_forward.w2"}
+
+    def __init__(self, name: str, given: HalfMaterials):
+        norm = given.norm(self.norm_name)
+        linears = {one: given.linear(path) for one, path in self.maps.items()}
         super().__init__(name, FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight, "router": None}, given)
         self.norm = norm
         self.w1, self.w3, self.w2 = linears.values()
         self.swiglu = given.operators.swiglu
-        self.eps = given.config.rms_norm_eps
+        self.eps = given.eps
         self.decode_fused = given.operators.decode_feed_forward_half
 
     def construct(self, x, given, split, asking):

@@ -1,6 +1,7 @@
 """Prints by how many MiB a process with a small picture's graphs grows by those of large pictures.
 
-python tower_memory.py update|frozen|score|prefill [pictures] [windows along a side] [depth] [whole blocks]
+python tower_memory.py update|frozen|score|prefill [pictures] [windows along a side] [depth] [whole blocks] \
+    [width] [inner width] [heads] [composed]
 """
 
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 from small_model import SmallModel
 
 from mindrlhf.backend.cpu import CPU
+from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.configs.images import ImageSettings
 from mindrlhf.configs.vision import VisionConfig
@@ -29,12 +31,12 @@ from mindrlhf.types import Prompt
 TOKEN, SIDE = 63, 4  # windows of 4 x 4 tokens, as the released models have them
 
 
-def seeing_model(depth: int, whole: int, frozen: bool) -> SmallModel:
+def seeing_model(depth: int, whole: int, width: int, inner: int, heads: int, frozen: bool) -> SmallModel:
     vision = VisionConfig(
         depth=depth,
-        hidden_size=128,
-        intermediate_size=344,
-        num_heads=4,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_heads=heads,
         full_attention_blocks=tuple(range(whole)),
         sections=(2, 1, 1),
         image_token_id=TOKEN,
@@ -54,11 +56,21 @@ def resident() -> int:
     return int(line.split()[1]) * 1024
 
 
-def main(kind: str, pictures: int = 4, windows: int = 4, depth: int = 6, whole: int = 2) -> None:
-    model = seeing_model(depth, whole, kind == "frozen")
+def main(
+    kind: str,
+    pictures: int = 4,
+    windows: int = 4,
+    depth: int = 6,
+    whole: int = 2,
+    width: int = 128,
+    inner: int = 344,
+    heads: int = 4,
+    composed: int = 0,
+) -> None:
+    model = seeing_model(depth, whole, width, inner, heads, kind == "frozen")
     known = open_known_rows(model.config, 1.0)
     _, parameters = model.build(8192)
-    operators = CPU.operators()
+    operators = COMPOSED if composed else CPU.operators()
     rows = FixedTower(model.config, parameters, operators, "float32", known).inputs if known else None
     decoder = Decoder(model.config, parameters, operators, 8192, image_rows=rows)
     settings = TrainSettings(max_tokens_per_micro_batch=16384, length_bucket=32)

@@ -1,4 +1,4 @@
-// Attention of prompts to themselves, and of completions to their shared prompt and to themselves.
+// Attention of prompts to themselves, of completions to their shared prompt and to themselves, and of windows of an image.
 
 #pragma once
 
@@ -116,24 +116,34 @@ struct Attention {
   const int32_t *positions;  // of the padded rows
   Input q_norm;              // [d] or null
   int64_t heads, queries;
+  int64_t together;  // of `HalfNumbers`
   float scale;
 
   int64_t d() const { return turning.d; }
   int64_t width() const { return heads * queries * d(); }
   int64_t key_width() const { return heads * d(); }
   int64_t position(int64_t row) const { return positions[sequences.given[row]]; }
+  // Sequences with keys of their own: prompts, each with its completions, or some prompts together.
+  int64_t runs() const { return sequences.prompts / std::max<int64_t>(together, 1); }
+  Span run(int64_t i) const {
+    if (!together) return sequences.prompt[i];
+    Span all{sequences.prompt[i * together].at, 0};
+    for (int64_t j = i * together; j < (i + 1) * together; ++j) all.size += sequences.prompt[j].size;
+    return all;
+  }
   int64_t most_seen() const {
     int64_t prompt = 0, completion = 0;
-    for (const Span &span : sequences.prompt) prompt = std::max(prompt, span.size);
+    for (int64_t i = 0; i < runs(); ++i) prompt = std::max(prompt, run(i).size);
     for (const Span &span : sequences.completion) completion = std::max(completion, span.size);
     return prompt + completion;
   }
 };
 
 // A block of query rows of one head: `rows` asking rows, from `query` on. They see the `prompt` keys from prompt_key on, and
-// up to `own` keys of their own sequence, from own_key on. first: the block's first row, counted in its sequence.
+// up to `own` keys of their own sequence, from own_key on: of both, the first row sees `seen`, and each row `more` than the
+// one before.
 struct Block {
-  int64_t query, rows, prompt_key, prompt, own_key, own, first;
+  int64_t query, rows, prompt_key, prompt, own_key, own, seen, more;
 };
 
 template <typename Body>
@@ -141,11 +151,12 @@ void blocks(const Attention &a, int64_t i, Body body) {
   const Sequences &s = a.sequences;
   auto cut = [&](const Span &span, const Span &before) {
     for (int64_t first = 0; first < span.size; first += kQueryRows) {
-      const int64_t rows = std::min(kQueryRows, span.size - first);
-      body(Block{span.at + first - s.skip, rows, before.at, before.size, span.at, first + rows, first});
+      const int64_t rows = std::min(kQueryRows, span.size - first), own = a.together ? span.size : first + rows;
+      const int64_t seen = before.size + (a.together ? own : first + 1);
+      body(Block{span.at + first - s.skip, rows, before.at, before.size, span.at, own, seen, !a.together});
     }
   };
-  if (!s.skip) cut(s.prompt[i], Span{0, 0});
+  if (!s.skip) cut(a.run(i), Span{0, 0});
   for (int64_t g = 0; g < s.samples; ++g) cut(s.completion[i * s.samples + g], s.prompt[i]);
 }
 
@@ -160,7 +171,7 @@ void block_weights(const Attention &a, const Block &b, Input raw, Input key, Out
   gemm('N', 'T', b.rows, b.prompt, d, a.scale, query, d, key + b.prompt_key * width, width, 0, weights, size);
   gemm('N', 'T', b.rows, b.own, d, a.scale, query, d, key + b.own_key * width, width, 0, weights + b.prompt, size);
   for (int64_t row = 0; row < b.rows; ++row) {
-    const int64_t seen = b.prompt + b.first + row + 1;
+    const int64_t seen = b.seen + row * b.more;
     softmax(weights + row * size, seen);
     std::fill(weights + row * size + seen, weights + (row + 1) * size, 0.0f);
   }
@@ -170,7 +181,7 @@ void block_weights(const Attention &a, const Block &b, Input raw, Input key, Out
 // [rows, key_width].
 void attend(const Attention &a, Input query, Input key, Input value, Output output) {
   const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();
-  parallel_pieces(a.sequences.prompts * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
+  parallel_pieces(a.runs() * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / (a.heads * a.queries), h = task % (a.heads * a.queries), head = h / a.queries;
     Output ready = scratch(kQueryRows * (d + most)), weights = ready + kQueryRows * d;
     blocks(a, i, [&](const Block &b) {
@@ -193,7 +204,7 @@ void attend_gradient(const Attention &a, Output query, Input key, Input value, I
   const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();
   std::fill(d_key, d_key + a.sequences.rows * width, 0.0f);
   std::fill(d_value, d_value + a.sequences.rows * width, 0.0f);
-  parallel_pieces(a.sequences.prompts * a.heads, 1, [&](int64_t task, int64_t) {
+  parallel_pieces(a.runs() * a.heads, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / a.heads, head = task % a.heads;
     Output ready = scratch(kQueryRows * 2 * (d + most) + d), d_ready = ready + kQueryRows * d;
     Output weights = d_ready + kQueryRows * d, memory = weights + kQueryRows * 2 * most;

@@ -16,6 +16,19 @@
 
 namespace {
 
+// Returns the weights with wq, wk and wv as parts [out, in] of wq [3 * out, in], their biases and the rows of their adapters'
+// B likewise, unless there is a wk. Adapters share A [rank, in].
+template <typename Array>
+AttentionWeights<Array> parted(AttentionWeights<Array> w, bool joined, int64_t out, int64_t in, int64_t rank) {
+  auto after = [](Array array, int64_t numbers) { return array ? array + numbers : array; };
+  if (!joined) return w;
+  w.wk = after(w.wq, out * in), w.wv = after(w.wq, 2 * out * in);
+  w.wk_bias = after(w.wq_bias, out), w.wv_bias = after(w.wq_bias, 2 * out);
+  w.wk_a = w.wv_a = w.wq_a;
+  w.wk_b = after(w.wq_b, out * rank), w.wv_b = after(w.wq_b, 2 * out * rank);
+  return w;
+}
+
 // The first inputs of both operators below; the weights follow. x [T, hidden]; cos, sin [positions, d]; positions int32[T];
 // asking: any array with as many rows as the output; lengths int32[N * (1 + G)]: see `Sequences`.
 struct AttentionInputs {
@@ -29,35 +42,43 @@ template <typename Number>
 struct AttentionHalf {
   AttentionInputs in;
   Given<AttentionWeights, Input> given;
-  const AttentionWeights<Input> &weights;
+  const bool joined;  // wq has the rows of wq, wk and wv
+  int64_t hidden, width, key_width;
+  const AttentionWeights<Input> weights;
   FactorMemory<Number> memory;
   const AttentionWeights<const Number *> matrices;
   AttentionAdapters<Number> adapters;
   Sequences sequences;
-  int64_t hidden, width, key_width;
   Attention attention;
   int64_t piece;  // rows per piece
 
   explicit AttentionHalf(Arguments &arguments)
       : in(arguments.next<AttentionInputs>()),
         given(arguments.next<AttentionWeights, Input>(in.numbers->weights)),
-        weights(given.arrays),
+        joined(!given.arrays.wk),
+        hidden(arguments.shape(INDEX(AttentionInputs, x))[1]),
+        width(given.shapes.wq[0] / (joined ? 3 : 1)),
+        key_width(joined ? width : given.shapes.wk[0]),
+        weights(parts_of(given.arrays)),
         memory(matrix_numbers(given)),
-        matrices(matrix_factors(given, memory.data())),
+        matrices(parts_of(matrix_factors(given, memory.data()))),
         adapters(adapters_of(given, matrices)),
         sequences(*in.numbers, in.lengths, arguments.shape(INDEX(AttentionInputs, lengths))[0]),
-        hidden(arguments.shape(INDEX(AttentionInputs, x))[1]),
-        width(given.shapes.wq[0]),
-        key_width(given.shapes.wk[0]),
         attention{sequences,
                   {in.cos, in.sin, in.numbers->head_size, in.numbers->epsilon},
                   in.positions,
                   weights.q_norm,
                   key_width / in.numbers->head_size,
                   width / key_width,
+                  in.numbers->together,
                   in.numbers->scale},
         piece(summed_piece<Number>(sequences.rows)) {}
   AttentionHalf(const AttentionHalf &) = delete;
+
+  template <typename Array>
+  AttentionWeights<Array> parts_of(const AttentionWeights<Array> &all) const {
+    return parted(all, joined, width, hidden, given.shapes.wq_a ? given.shapes.wq_a[0] : 0);
+  }
 
   // Prepares m rows of keys, from `first` on: from the projection's result to ready, both [rows, key_width].
   void prepare_keys(Input keys, int64_t first, int64_t m, Output ready) const {
@@ -117,6 +138,7 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
         factors(out.attended + first * width, m * width, reinterpret_cast<Number *>(inner + 2 * m * h.adapters.rank()));
     gemm_rows('T', m, hidden, width, 1, attended, width, f.wo, width, h.in.numbers->residual, y, hidden);
     h.adapters.o.add(attended, m, width, y, hidden, inner);
+    add_bias(w.wo_bias, y, m, hidden, hidden);
     s.put(y, hidden, s.all_skip, s.skip + first, m, out.y);
   });
   return 0;
@@ -131,7 +153,7 @@ class AttentionGradient {
   explicit AttentionGradient(Arguments &arguments)
       : h_(arguments),
         kept_(arguments.next<Kept>()),
-        buffers_(arguments.next<AttentionWeights, Output>(h_.in.numbers->buffers).arrays),
+        buffers_(h_.parts_of(arguments.next<AttentionWeights, Output>(h_.in.numbers->buffers).arrays)),
         out_(arguments.next<Outputs>()),
         s_(h_.sequences),
         hidden_(h_.hidden),
@@ -242,11 +264,16 @@ class AttentionGradient {
                               o_map_.of_b(d_output_.at(0), hidden_, buffers_.wo_b),
                               q_map_.of_a(normed_asking, hidden_, buffers_.wq_a),
                               q_map_.of_b(d_query_.at(0), width_, buffers_.wq_b),
-                              k_map_.of_a(normed_, hidden_, buffers_.wk_a),
+                              k_map_.of_a(normed_, hidden_, h_.joined ? nullptr : buffers_.wk_a),
                               k_map_.of_b(d_key_.at(0), key_width_, buffers_.wk_b),
-                              v_map_.of_a(normed_, hidden_, buffers_.wv_a),
+                              v_map_.of_a(normed_, hidden_, h_.joined ? nullptr : buffers_.wv_a),
                               v_map_.of_b(d_value_.at(0), key_width_, buffers_.wv_b)});
+    if (h_.joined) {  // one A: each call adds to the same buffer
+      weight_gradients<Number>({k_map_.of_a(normed_, hidden_, buffers_.wk_a)});
+      weight_gradients<Number>({v_map_.of_a(normed_, hidden_, buffers_.wv_a)});
+    }
     const int64_t d = h_.attention.d();
+    add_rows(d_y_, asking_, hidden_, buffers_.wo_bias);
     add_rows(kept_.query, asking_, width_, buffers_.wq_bias);
     add_rows(out_.d_key, s_.rows, key_width_, buffers_.wk_bias);
     add_rows(out_.d_value, s_.rows, key_width_, buffers_.wv_bias);
@@ -275,7 +302,21 @@ int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
+// The same for blocks of a vision tower, whose prompts are windows of images (`HalfNumbers`, together); wq is [3 * width,
+// hidden], so that the outputs have other shapes.
+template <typename Number>
+int image_attention_half_of(void **params, int *ndims, int64_t **shapes) {
+  return attention_half_of<Number>(params, ndims, shapes);
+}
+template <typename Number>
+int image_attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
+  return attention_half_gradient_of<Number>(params, ndims, shapes);
+}
+
 }  // namespace
 
 ENTRY_POINTS(attention_half)
 ENTRY_POINTS(attention_half_gradient)
+ENTRY_POINTS(image_attention_half)
+ENTRY_POINTS(image_attention_half_gradient)
+

@@ -96,6 +96,15 @@ __attribute__((always_inline)) inline void fill(Number *y, int64_t n, Term term)
   }
 }
 
+// Convert a number of the type to a float.
+__attribute__((always_inline)) inline float number(float x) { return x; }
+__attribute__((always_inline)) inline float number(BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float y;
+  std::memcpy(&y, &bits, sizeof(y));
+  return y;
+}
+
 template <typename Number>
 void round_numbers(Input x, int64_t count, Number *y) {
   fill(y, count, [=](int64_t i) INLINE { return x[i]; });

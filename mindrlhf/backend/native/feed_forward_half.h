@@ -91,11 +91,14 @@ int feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
     gemm_rows('T', m, inner, hidden, 1, normed, hidden, f.w3, hidden, 0, up, inner);
     h.adapters.gate.add(normed, m, hidden, gate, inner, low);
     h.adapters.up.add(normed, m, hidden, up, inner, low);
+    add_bias(w.w1_bias, gate, m, inner, inner);
+    add_bias(w.w3_bias, up, m, inner, inner);
     gated(gate, up, act, m * inner);
     Output y = h.target(out.y, first, m, near);
     if (h.in.numbers->residual) std::copy(x, x + m * hidden, y);
     gemm_rows('T', m, hidden, inner, 1, act, inner, f.w2, inner, h.in.numbers->residual, y, hidden);
     h.adapters.down.add(act, m, inner, y, hidden, low);
+    add_bias(w.w2_bias, y, m, hidden, hidden);
     h.put(y, first, m, out.y);
   });
   return 0;
@@ -204,7 +207,7 @@ class FeedForwardGradient {
     h_.put(dx, first, m, out_.dx);
   }
 
-  // Adds the gradients of weights and of the norm.
+  // Adds the gradients of weights, biases and the norm.
   void add_to_buffers() {
     weight_gradients<Number>({{h_.rows, d_output_.at(0), act_, buffers_.w2, hidden_, inner_},
                               {h_.rows, d_gate_.at(0), normed_, buffers_.w1, inner_, hidden_},
@@ -215,6 +218,9 @@ class FeedForwardGradient {
                               gate_map_.of_b(d_gate_.at(0), inner_, buffers_.w1_b),
                               up_map_.of_a(normed_, hidden_, buffers_.w3_a),
                               up_map_.of_b(d_up_.at(0), inner_, buffers_.w3_b)});
+    add_rows(d_gate_.at(0), h_.rows, inner_, buffers_.w1_bias);
+    add_rows(d_up_.at(0), h_.rows, inner_, buffers_.w3_bias);
+    add_rows(d_y_, h_.rows, hidden_, buffers_.w2_bias);
     add_rows(norms_.data(), parts_, hidden_, buffers_.norm);
   }
 

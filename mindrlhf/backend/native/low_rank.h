@@ -52,6 +52,10 @@ AttentionAdapters<Number> adapters_of(const Given<AttentionWeights, Input> &give
                                       const AttentionWeights<const Number *> &w) {
   const auto &s = given.shapes;
   const Input scales = given.arrays.scales;
+  if (!given.arrays.wk) {  // parts of wq, see `parted`
+    return {adapter_of(w.wq_a, w.wq_b, s.wq_a, scales, 0), adapter_of(w.wk_a, w.wk_b, s.wq_a, scales, 0),
+            adapter_of(w.wv_a, w.wv_b, s.wq_a, scales, 0), adapter_of(w.wo_a, w.wo_b, s.wo_a, scales, 3)};
+  }
   return {adapter_of(w.wq_a, w.wq_b, s.wq_a, scales, 0), adapter_of(w.wk_a, w.wk_b, s.wk_a, scales, 1),
           adapter_of(w.wv_a, w.wv_b, s.wv_a, scales, 2), adapter_of(w.wo_a, w.wo_b, s.wo_a, scales, 3)};
 }

@@ -165,13 +165,14 @@ void weight_gradients(const std::vector<WeightGradient<Number>> &list) {
 }
 
 // Adds the rows of x [rows, columns] to sums [columns], unless it is null.
-void add_rows(const float *x, int64_t rows, int64_t columns, float *sums) {
+template <typename Number>
+void add_rows(const Number *x, int64_t rows, int64_t columns, float *sums) {
   if (!sums) return;
   parallel_pieces(columns, kColumns, [&](int64_t j, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
-      const float *row = x + i * columns;
+      const Number *row = x + i * columns;
 #pragma omp simd
-      for (int64_t c = j; c < j + n; ++c) sums[c] += row[c];
+      for (int64_t c = j; c < j + n; ++c) sums[c] += number(row[c]);
     }
   });
 }

@@ -16,9 +16,10 @@ namespace {
 
 // The numbers of a half. prefix, samples, completion: most positions of a prompt, completions per prompt, most positions of
 // a completion. asking: the rows of the output: 0 none, 1 completions, 2 all. residual: whether x is added to the output.
-// weights, buffers: one bit for each of the half's weights: whether it, or the buffer of its gradient, is given.
+// together: how many prompts attend to each other in both directions; 0: each to itself, causally. weights, buffers: one bit
+// for each of the half's weights: whether it, or the buffer of its gradient, is given.
 struct HalfNumbers {
-  int32_t prefix, samples, completion, asking, residual, head_size, weights, buffers;
+  int32_t prefix, samples, completion, asking, residual, head_size, together, weights, buffers;
   float scale, epsilon;
 };
 
@@ -55,18 +56,18 @@ struct UpdateNumbers {
 };
 
 // norm [hidden]; wq [queries, hidden], wk, wv [keys, hidden], and their biases; norms of query and key heads; wo [hidden,
-// queries]; adapters of the maps (see `LowRank`), and a scale for each of wq, wk, wv, wo
+// queries] and its bias; adapters of the maps (see `LowRank`), and a scale for each of wq, wk, wv, wo
 template <typename Array>
 struct AttentionWeights {
-  Array norm, wq, wk, wv, wq_bias, wk_bias, wv_bias, q_norm, k_norm, wo;
+  Array norm, wq, wk, wv, wq_bias, wk_bias, wv_bias, q_norm, k_norm, wo, wo_bias;
   Array wq_a, wq_b, wk_a, wk_b, wv_a, wv_b, wo_a, wo_b, scales;
 };
 
-// norm [hidden]; w1 (gate), w3 (up) [inner, hidden]; w2 (down) [hidden, inner]; adapters, a scale for each of w1, w3, w2. With
-// experts: router [experts, hidden], and the maps and adapters are [experts, ...].
+// norm [hidden]; w1 (gate), w3 (up) [inner, hidden]; w2 (down) [hidden, inner]; their biases, not in decode steps; adapters, a
+// scale for each of w1, w3, w2. With experts: router [experts, hidden], and the maps and adapters are [experts, ...].
 template <typename Array>
 struct FeedForwardWeights {
-  Array norm, router, w1, w3, w2;
+  Array norm, router, w1, w3, w2, w1_bias, w3_bias, w2_bias;
   Array w1_a, w1_b, w3_a, w3_b, w2_a, w2_b, scales;
 };
 

@@ -46,8 +46,20 @@ def _attention_shapes(x, cos, sin, positions, asking, lengths, numbers, norm, wq
 
 
 def _attention_gradient_shapes(*inputs):
-    y, query, key, *_ = _attention_shapes(*inputs)
-    return inputs[0], inputs[0], query, key, key, key, y
+    return _of_attention_gradient(inputs[0], *_attention_shapes(*inputs))
+
+
+def _of_attention_gradient(x, y, query, key, *_):
+    return x, x, query, key, key, key, y
+
+
+def _image_attention_shapes(x, cos, sin, positions, asking, lengths, numbers, norm, qkv, *_):
+    width = qkv[0] // 3
+    return _attention_shapes(x, cos, sin, positions, asking, lengths, numbers, norm, [width], [width])
+
+
+def _image_attention_gradient_shapes(*inputs):
+    return _of_attention_gradient(inputs[0], *_image_attention_shapes(*inputs))
 
 
 def _experts_shapes(x, chosen, shares, numbers, w1, *_):
@@ -81,6 +93,8 @@ DECLARED: Mapping[str, tuple[EntryPoint, ...]] = {
     "half": (
         EntryPoint("attention_half", _attention_shapes, _float32s(6)),
         EntryPoint("attention_half_gradient", _attention_gradient_shapes, _float32s(7)),
+        EntryPoint("image_attention_half", _image_attention_shapes, _float32s(6)),
+        EntryPoint("image_attention_half_gradient", _image_attention_gradient_shapes, _float32s(7)),
         EntryPoint("feed_forward_half", _feed_forward_shapes, _float32s(3)),
         EntryPoint("feed_forward_half_gradient", _feed_forward_gradient_shapes, _float32s(4)),
         EntryPoint("experts_half", _experts_shapes, _float32s(4)),
@@ -112,7 +126,12 @@ DECLARED: Mapping[str, tuple[EntryPoint, ...]] = {
     "shared_sum": (EntryPoint("shared_sum", lambda x, ranks: x),),
 }
 # Outputs that a half's gradient takes.
-KEPT = {"attention_half": slice(1, 5), "feed_forward_half": slice(1, 3), "experts_half": slice(1, 3)}
+KEPT = {
+    "attention_half": slice(1, 5),
+    "image_attention_half": slice(1, 5),
+    "feed_forward_half": slice(1, 3),
+    "experts_half": slice(1, 3),
+}
 
 
 class NativeOperators(Operators):

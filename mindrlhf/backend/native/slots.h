@@ -50,14 +50,7 @@ struct PromptGroups {
   }
 };
 
-// Convert numbers of a cache, float or bfloat16, to floats: one (`number`) or sixteen (`cached`).
-__attribute__((always_inline)) inline float number(float x) { return x; }
-__attribute__((always_inline)) inline float number(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float y;
-  std::memcpy(&y, &bits, sizeof(y));
-  return y;
-}
+// Convert sixteen numbers of a cache, float or bfloat16, to floats.
 __attribute__((always_inline)) inline Lanes cached(const float *x) { return lanes(x); }
 __attribute__((always_inline)) inline Lanes cached(const BFloat16 *x) {
   return sixteen([=](int i) {

@@ -1,97 +1,127 @@
 """Vision tower: patches of images -> rows in place of their tokens' embeddings.
 
-Images are padded to equal numbers of equal windows, so that one graph serves many of them. Built from operators with a
-gradient (`Operators.composed`).
+Images are padded to equal numbers of equal windows, so that one graph serves many of them. A block has two halves, each
+composed or fused as those of the text's layers (`models.halves`); fused ones compute no padding. What lies before and
+behind the blocks is composed.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.composed_attention import MASKED
+from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, numbers_of
 from mindrlhf.backend.operators import Operators, dtype_named
 from mindrlhf.configs.vision import VisionConfig
-from mindrlhf.models.halves import Linear, LowRank, Norm
+from mindrlhf.models.halves import ALL_ROWS, FeedForwardHalf, Half, Linear, LowRank, Norm
+from mindrlhf.models.inputs import ANGLES, COS, COS_TABLE, SIN, SIN_TABLE, SPANS, VIEW
 from mindrlhf.models.parameter_spec import ParameterSpec
 from mindrlhf.models.vision.positions import tower_angles
 from mindrlhf.models.vision.rows import BLOCK, MERGER, PATCHES, TOWER
 from mindrlhf.models.weight import Weight
 
 EPSILON = 1e-6  # of the tower's RMSNorms, which configurations do not name
-NO_INPUTS = ()  # inputs of a layer that its linear maps read with dropout alone
+NO_INPUTS = ()  # of a layer, which linear maps read with dropout alone
 
 
-class _Parts:
-    """Builder of the tower's linear maps and norms from parameters by name."""
+@dataclass(frozen=True)
+class TowerMaterials:
+    """Inputs from which a part of the tower is built: see `halves.Materials`.
 
-    def __init__(
-        self, parameters: Mapping[str, Parameter], operators: Operators, adapters: Mapping[str, ParameterSpec]
-    ):
-        self.parameters = parameters
-        self.operators = operators.composed
-        self.adapters = adapters
+    prefix: the beginning of its names in `parameters`.
+    """
+
+    prefix: str
+    parameters: Mapping[str, Parameter]
+    operators: Operators
+    adapters: Mapping[str, ParameterSpec]
+    shards: TensorParallel = field(default_factory=TensorParallel)
+    recompute: bool = False
+    eps: float = EPSILON
 
     def linear(self, name: str) -> Linear:
-        name = f"{TOWER}{name}"
+        name = f"{self.prefix}{name}"
         weight = Weight(self.parameters[f"{name}.weight"])
         adapter = LowRank.of_map(name, self.parameters, self.adapters, self.operators)
         return Linear(weight, self.parameters[f"{name}.bias"], adapter, self.operators)
 
     def norm(self, name: str) -> Norm:
-        return Norm(self.parameters[f"{TOWER}{name}.weight"], EPSILON, self.operators.rms_norm)
+        weight = self.parameters[f"{self.prefix}{name}.weight"]
+        return Norm(weight, self.eps, self.operators.composed.rms_norm)
 
 
-class TowerBlock(nn.Cell):
-    """Pre-norm block: x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x))).
+class TowerAttention(Half):
+    """Attention half of a block: x [I * L, width] -> x + proj(attention(norm(x))).
 
-    span: patches that attend to each other, a whole image or a window.
+    whole: patches attend to each other in the whole image, and not in a window.
     """
 
-    def __init__(self, name: str, vision: VisionConfig, parts: _Parts, whole: bool):
-        super().__init__(auto_prefix=False)
-        self.attention_norm = parts.norm(f"{name}norm1")
-        self.qkv = parts.linear(f"{name}attn.qkv")
-        self.proj = parts.linear(f"{name}attn.proj")
-        self.feed_forward_norm = parts.norm(f"{name}norm2")
-        self.gate = parts.linear(f"{name}mlp.gate_proj")
-        self.up = parts.linear(f"{name}mlp.up_proj")
-        self.down = parts.linear(f"{name}mlp.down_proj")
-        self.rotary = parts.operators.rotary
-        self.swiglu = parts.operators.swiglu
-        self.attend = parts.operators.image_attention
+    def __init__(self, given: TowerMaterials, vision: VisionConfig, whole: bool):
+        norm = given.norm("norm1")
+        linears = {"wq": given.linear("attn.qkv"), "wk": None, "wv": None, "wo": given.linear("attn.proj")}
+        others = {"norm": norm.weight, "q_norm": None, "k_norm": None}
+        super().__init__("image_attention", ATTENTION_WEIGHTS, linears, others, given)
+        self.norm = norm
+        self.qkv = linears["wq"]
+        self.proj = linears["wo"]
+        self.eps = given.eps
+        self.rotary = given.operators.rotary
+        self.attend = given.operators.image_attention
         self.heads = vision.num_heads
         self.head_dim = vision.head_dim
         self.scale = vision.head_dim**-0.5
         self.whole = whole
-        self.window = (vision.window_side * vision.merge_size) ** 2
 
-    def construct(self, x, cos, sin, mask):
-        """Run on x [I * L, width].
-
-        There are L padded patches of each of I images. cos, sin: [1, I * L, 1, head_dim]; mask: float32[I, L], added to
-        the scores of the patches as keys.
-        """
-        span = mask.shape[1] if self.whole else self.window
-        qkv = self.qkv(self.attention_norm(x), NO_INPUTS).reshape((x.shape[0], 3, self.heads, self.head_dim))
+    def construct(self, x, given, split):
+        """Run the half; given: as of layers, VIEW is float32[I, L]; split: (windows, patches of one, 0, 0)."""
+        windows, window, _, _ = split
+        images, patches = given[VIEW].shape
+        if self.fused:
+            together = windows // images if self.whole else 1
+            numbers = self.numbers(split, ALL_ROWS, self.head_dim, self.scale, together)
+            angles = given[ANGLES]
+            others = (given[COS_TABLE], given[SIN_TABLE], angles, angles, given[SPANS])
+            return self.run_fused(x, (*others, numbers_of("HalfNumbers", numbers)))[0]
+        span = patches if self.whole else window
+        qkv = self.qkv(self.norm(x), given).reshape((x.shape[0], 3, self.heads, self.head_dim))
         shape = (1, x.shape[0], self.heads, self.head_dim)
         runs = (x.shape[0] // span, span, self.heads, self.head_dim)
-        query = self.rotary(qkv[:, 0].astype("float32").reshape(shape), cos, sin).reshape(runs)
-        key = self.rotary(qkv[:, 1].astype("float32").reshape(shape), cos, sin).reshape(runs)
-        y = self.attend(query, key, qkv[:, 2].reshape(runs), mask.reshape(runs[:2]), self.scale)
-        x = x + self.proj(y.astype(x.dtype), NO_INPUTS)
-        h = self.feed_forward_norm(x)
-        return x + self.down(self.swiglu(self.gate(h, NO_INPUTS), self.up(h, NO_INPUTS)), NO_INPUTS)
+        query = self.rotary(qkv[:, 0].astype("float32").reshape(shape), given[COS], given[SIN]).reshape(runs)
+        key = self.rotary(qkv[:, 1].astype("float32").reshape(shape), given[COS], given[SIN]).reshape(runs)
+        y = self.attend(query, key, qkv[:, 2].reshape(runs), given[VIEW].reshape(runs[:2]), self.scale)
+        return x + self.proj(y.astype(x.dtype), given)
+
+
+class TowerFeedForward(FeedForwardHalf):
+    """Feed-forward half of a block: x [I * L, width] -> x + down(silu(gate(norm(x))) * up(norm(x)))."""
+
+    norm_name = "norm2"
+    maps: Mapping[str, str] = {"w1": "mlp.gate_proj", "w3": "mlp.up_proj", "w2": "mlp.down_proj"}
+
+
+class TowerBlock(nn.Cell):
+    """Block of the two halves."""
+
+    def __init__(self, given: TowerMaterials, vision: VisionConfig, whole: bool):
+        super().__init__(auto_prefix=False)
+        self.attention = TowerAttention(given, vision, whole)
+        self.feed_forward = TowerFeedForward("feed_forward", given)
+
+    def construct(self, x, given, split):
+        return self.feed_forward(self.attention(x, given, split), given, split, ALL_ROWS)[0]
 
 
 class Merger(nn.Cell):
     """Patches to tokens: each square of patches becomes one row of the text's width."""
 
-    def __init__(self, vision: VisionConfig, parts: _Parts):
+    def __init__(self, given: TowerMaterials, vision: VisionConfig):
         super().__init__(auto_prefix=False)
-        self.norm = parts.norm(f"{MERGER}ln_q")
-        self.first = parts.linear(f"{MERGER}mlp.0")
-        self.second = parts.linear(f"{MERGER}mlp.2")
+        self.norm = given.norm("ln_q")
+        self.first = given.linear("mlp.0")
+        self.second = given.linear("mlp.2")
         self.width = vision.hidden_size * vision.merge_size**2
 
     def construct(self, x):
@@ -115,16 +145,19 @@ class Tower(nn.Cell):
         places: int = 1 << 14,
     ):
         super().__init__(auto_prefix=False)
-        parts = _Parts(parameters, operators, adapters)
+
+        def materials(prefix: str) -> TowerMaterials:
+            return TowerMaterials(f"{TOWER}{prefix}", parameters, operators, adapters)
+
         self.patches = Weight(parameters[f"{TOWER}{PATCHES}.weight"])
         self.width = vision.hidden_size
-        self.linear = parts.operators.linear
+        self.window = vision.window_patches
+        self.linear = operators.composed.linear
         self.dtype = dtype_named(operators.activations)
         whole = set(vision.full_attention_blocks)
-        self.blocks = nn.CellList(
-            [TowerBlock(BLOCK.format(i), vision, parts, i in whole) for i in range(vision.depth)], auto_prefix=False
-        )
-        self.merger = Merger(vision, parts)
+        blocks = [TowerBlock(materials(BLOCK.format(i)), vision, i in whole) for i in range(vision.depth)]
+        self.blocks = nn.CellList(blocks, auto_prefix=False)
+        self.merger = Merger(materials(MERGER), vision)
         self.angles = Tensor(tower_angles(places, vision.head_dim).astype(np.float32))
 
     def construct(self, patches, places):
@@ -139,20 +172,28 @@ class Tower(nn.Cell):
         """Compute the patches' rows [I * L, width] behind the embedding and each block."""
         images, count, numbers = patches.shape
         real = places[:, :, 0] >= 0
-        cos, sin = self._rotary(ops.select(places >= 0, places, ops.zeros_like(places)))
-        numeric = real.astype("float32")
-        mask = ops.select(real, ops.zeros_like(numeric), ops.full_like(numeric, MASKED))
+        given = self._block_inputs(places, real)
+        split = (images * count // self.window, self.window, 0, 0)
         weight, x = self.patches(patches.reshape((images * count, numbers)).astype(self.dtype))
         x = self.linear(x, weight.reshape((self.width, numbers)))
         out = (x,)
         for block in self.blocks:
-            x = block(x, cos, sin, mask)
+            x = block(x, given, split)
             out += (x,)
         return out
 
-    def _rotary(self, places):
-        """Look up cos and sin [1, patches, 1, head_dim] at int32[I, L, 2]."""
-        angles = ops.gather(self.angles, places.reshape((-1,)), 0).reshape((-1, 2 * self.angles.shape[1]))
+    def _block_inputs(self, places, real):
+        """Build the blocks' inputs, in the order of a layer's (`models.inputs`).
+
+        places: int32[I, L, 2]; real: bool[I, L]. Each patch has its own row of the tables of angles.
+        """
+        numeric = real.astype("float32")
+        mask = ops.select(real, ops.zeros_like(numeric), ops.full_like(numeric, MASKED))
+        places = ops.select(places >= 0, places, ops.zeros_like(places)).reshape((-1,))
+        angles = ops.gather(self.angles, places, 0).reshape((-1, 2 * self.angles.shape[1]))
         angles = ops.concat((angles, angles), -1)
-        shape = (1, -1, 1, angles.shape[-1])
-        return ops.cos(angles).reshape(shape), ops.sin(angles).reshape(shape)
+        cos, sin = ops.cos(angles), ops.sin(angles)
+        shape = (1, cos.shape[0], 1, cos.shape[1])
+        rows = ops.arange(0, cos.shape[0]).astype("int32")
+        spans = numeric.reshape((-1, self.window)).sum(-1).astype("int32")
+        return cos.reshape(shape), sin.reshape(shape), mask, cos, sin, rows, (), spans

@@ -6,6 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 from slow_cases import few_of
 
+from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.inputs import PATCH_PLACES, PATCHES
@@ -27,10 +28,15 @@ class Hidden(nn.Cell):
         return hidden, self.tower.merger(hidden[-1])
 
 
-@pytest.fixture(scope="module")
-def hidden(seeing):
+@pytest.fixture(scope="module", params=["composed", "fused"])
+def hidden(request, seeing):
     parameters = build_parameters(seeing.specs, lambda spec: seeing.arrays[spec.name])
-    graph = Hidden(Tower(seeing.config.vision, parameters, COMPOSED, {}))
+    operators = CPU.operators() if request.param == "fused" else COMPOSED
+    if request.param == "fused" and not operators.fused:
+        pytest.skip("the fused operators are not built")
+    tower = Tower(seeing.config.vision, parameters, operators, {})
+    assert all(block.attention.fused == block.feed_forward.fused == operators.fused for block in tower.blocks)
+    graph = Hidden(tower)
 
     def run(table):
         arrays = table.arrays()
