@@ -38,6 +38,7 @@ COLOURS = {OURS: "#0072B2", PEER: "#E69F00"}  # Okabe and Ito 2008
 SMOOTHED = 5  # steps of a moving mean in the figure
 SETTINGS = (
     *("algorithm.beta=0", "optimizer.weight_decay=0", "optimizer.max_grad_norm=1", "optimizer.warmup_steps=0"),
+    "optimizer.beta2=0.999",  # TRL's, whose other moments are ours
     *("data.shuffle=False", "train.length_bucket=16", "reward.functions=[{name: gsm8k}]", "trainer.loggers=[jsonl]"),
     "rollout.max_slots=64",
 )
@@ -69,8 +70,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=96, help="default: %(default)s")
     parser.add_argument("--lr", default="1e-5", help="default: %(default)s")
     parser.add_argument("--temperature", default="0.7", help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=2, help="of either side's operators (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("out/curves"), help="default: %(default)s")
     args = parser.parse_args()
+    # This process has imported MindSpore, which sets OMP_NUM_THREADS to 1 for what is begun from here.
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
     args.seed = args.seed or [0, 1]
     return args
 
@@ -134,6 +138,7 @@ def run_peer(args: argparse.Namespace, seed: int, folder: Path, first: tuple[int
     run += ["--steps", str(args.steps), "--measure-every", str(args.measure_every), "--output", str(folder)]
     run += ["--seed", str(seed), "--max-new-tokens", str(args.max_new_tokens), "--lr", args.lr]
     run += ["--temperature", args.temperature, "--dtype", args.peer_dtype]
+    run += ["--threads", str(args.threads)]
     (folder / "steps.jsonl").unlink(missing_ok=True)
     subprocess.run(run, check=True, env={**os.environ, "PYTHONPATH": ""})
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
