@@ -10,3 +10,6 @@ TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
 # Of a vision tower's graph: itself, and for each block without gradients and with them.
 TOWER_GRAPH = 45 * MIB
 TOWER_BLOCKS = {False: 2 * MIB, True: 9 * MIB}
+# The same of a fused tower, whose blocks cost as much in either.
+FUSED_TOWER_GRAPH = {False: 37 * MIB, True: 67 * MIB}
+FUSED_TOWER_BLOCK = 1.35 * MIB

@@ -1,23 +1,27 @@
 """Activations of a vision tower's graphs in bytes, from shapes alone. Pure Python.
 
-Factors are numbers for each padded patch, measured on CPU (`tests/helpers/tower_memory.py`). The tower is composed, but
-for its attention where that keeps no scores, and biases and weights of norms are repeated for all blocks before the
-first one runs. Composed attention is in float32.
+Factors are numbers for each padded patch, measured on CPU (`tests/helpers/tower_memory.py`). Of a composed tower
+MindSpore repeats biases and weights of norms for all blocks before the first one runs, and attention has float32
+scores, but where it keeps none. Blocks of a fused tower share memory in a forward pass, and keep little for a gradient.
 """
 
 from dataclasses import dataclass
 from math import prod
 
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.memory.activations import TABLE, Stage
-from mindrlhf.memory.graph_sizes import TOWER_BLOCKS, TOWER_GRAPH
+from mindrlhf.memory.activations import ITEMSIZE, TABLE, Stage
+from mindrlhf.memory.graph_sizes import FUSED_TOWER_BLOCK, FUSED_TOWER_GRAPH, TOWER_BLOCKS, TOWER_GRAPH
 from mindrlhf.memory.pictures import Padded, Pictures
 from mindrlhf.models.parameters import tower_trains, trained_parts
 from mindrlhf.phases import Kind
 from mindrlhf.units import FLOAT32
 
-INPUTS = 2  # copies of the patches
-# Of a forward pass, for each block: of the tower's width in float32 and in the activations' dtype, of the inner width.
+INPUTS, FUSED_INPUTS = 2, 1.25  # copies of the patches
+# Of a fused tower, of its width and of the inner width: in a forward pass, and kept of each block for a gradient.
+FUSED_FORWARD, FUSED_UPDATE = (7.5, 1.6), (6, 2)
+FUSED_LATEST = 3  # of the width, where the gradient begins
+# Of a composed tower, in a forward pass, for each block: of the width in float32 and in the activations' dtype, and of
+# the inner width.
 FORWARD = (2, 7, 2.2)
 # The same of an update, whose gradient keeps more.
 UPDATE = (9, 9, 5.3)
@@ -32,8 +36,9 @@ TABLES, UPDATE_TABLES, MERGER_TABLES = 7, 8, 4
 class TowerBatch:
     """Tower of a rank with a batch's pictures.
 
-    padded: of one run of the tower. itemsize: bytes of an activation's number. scoreless: see `activations.Stage`.
-    taken: padded rows that the text's graph takes of a tower outside of it; None with the tower in the graph.
+    padded: of one run of the tower. itemsize: bytes of an activation's number. scoreless, fused, rounds: see
+    `activations.Stage`. taken: padded rows that the text's graph takes of a tower outside of it; None with the tower in
+    the graph.
     """
 
     model: ModelConfig
@@ -41,17 +46,20 @@ class TowerBatch:
     itemsize: int
     scoreless: bool = False
     taken: int | None = None
+    fused: bool = False
+    rounds: bool = False
 
     @classmethod
     def inside(cls, stage: Stage, padded: Padded) -> "TowerBatch":
         """Describe a tower in the graphs of a rank's text."""
-        return cls(stage.model, padded, stage.itemsize, stage.scoreless)
+        return cls(stage.model, padded, stage.itemsize, stage.scoreless, None, stage.fused, stage.rounds)
 
     @classmethod
     def outside(cls, stage: Stage, pictures: Pictures, prompts: int) -> "TowerBatch":
         """Describe a tower that computes each picture of a batch alone."""
         padded = Padded(1, pictures.padded(1, stage.model.vision).patches)
-        return cls(stage.model, padded, stage.itemsize, stage.scoreless, pictures.padded_rows(prompts))
+        taken = pictures.padded_rows(prompts)
+        return cls(stage.model, padded, stage.itemsize, stage.scoreless, taken, stage.fused, stage.rounds)
 
     @property
     def goes_back(self) -> bool:
@@ -67,7 +75,7 @@ class TowerBatch:
     def most_scores(self) -> int:
         """Numbers of attention scores for one patch, in the block with the most."""
         vision = self.model.vision
-        if self.scoreless:
+        if self.scoreless or self.fused:
             return 0
         whole = self.padded.patches if vision.whole_blocks else vision.window_patches
         return vision.num_heads * whole
@@ -76,7 +84,7 @@ class TowerBatch:
     def all_scores(self) -> int:
         """Numbers of attention scores for one patch, in all blocks."""
         vision = self.model.vision
-        if self.scoreless:
+        if self.scoreless or self.fused:
             return 0
         windows = (vision.depth - vision.whole_blocks) * vision.window_patches
         return vision.num_heads * (vision.whole_blocks * self.padded.patches + windows)
@@ -87,9 +95,14 @@ class TowerBatch:
         own = self.padded.rows // self.model.vision.merge_size**2
         return (own if self.taken is None else self.taken) * self.model.hidden_size * self.itemsize
 
-    def _blocks(self, factors: tuple[float, float, float]) -> float:
-        """Count the bytes that all blocks have of one patch, without scores."""
+    def _blocks(self, factors: tuple[float, float, float], fused: tuple[float, float], blocks: int) -> float:
+        """Count the bytes that blocks have of one patch, without scores.
+
+        factors: of composed blocks; fused: of fused ones, of which `blocks` have memory of their own.
+        """
         vision = self.model.vision
+        if self.fused:
+            return blocks * FLOAT32 * (fused[0] * vision.hidden_size + fused[1] * vision.intermediate_size)
         attention, others, inner = factors
         width = vision.hidden_size
         numbers = (others * width + inner * vision.intermediate_size) * self.itemsize
@@ -98,7 +111,16 @@ class TowerBatch:
     def _ends(self, merger: int) -> int:
         """Count the bytes of one patch's inputs and of the merger."""
         vision = self.model.vision
-        return INPUTS * prod(vision.patch_shape) * FLOAT32 + merger * vision.hidden_size * self.itemsize
+        copies = FUSED_INPUTS if self.fused else INPUTS
+        return int(copies * prod(vision.patch_shape) * FLOAT32) + merger * vision.hidden_size * self.itemsize
+
+    @property
+    def _rounded_bytes(self) -> int:
+        """Bytes of the rounded factors of a fused feed-forward half: weights, inputs and slopes."""
+        vision = self.model.vision
+        width, inner = vision.hidden_size, vision.intermediate_size
+        numbers = 3 * inner * width + self.padded.rows * (2 * inner + width)
+        return ITEMSIZE["bfloat16"] * numbers if self.fused and self.rounds else 0
 
     @property
     def array_bytes(self) -> int:
@@ -110,8 +132,9 @@ class TowerBatch:
     @property
     def forward_bytes(self) -> int:
         """Peak bytes of a pass without gradients."""
-        each = self._blocks(FORWARD) + SCORES * self.most_scores * FLOAT32 + self._ends(MERGER)
-        return int(self.padded.rows * each) + self.output_bytes
+        ends = 0 if self.fused else MERGER  # behind the blocks, whose memory is free then
+        each = self._blocks(FORWARD, FUSED_FORWARD, 1) + SCORES * self.most_scores * FLOAT32 + self._ends(ends)
+        return int(self.padded.rows * each) + self.output_bytes + self._rounded_bytes
 
     @property
     def kept_bytes(self) -> int:
@@ -120,14 +143,18 @@ class TowerBatch:
             kept = MERGER_UPDATE * self.model.vision.hidden_size * self.itemsize if self.merger_moves else 0
             return int(self.padded.rows * kept) + self.output_bytes
         scores = KEPT_SCORES * self.all_scores + LATEST_SCORES * self.most_scores
-        each = self._blocks(UPDATE) + scores * FLOAT32 + self._ends(MERGER_UPDATE)
-        return int(self.padded.rows * each) + 2 * self.output_bytes
+        ends = self._ends(MERGER_UPDATE + FUSED_LATEST * self.fused)
+        each = self._blocks(UPDATE, FUSED_UPDATE, self.model.vision.depth) + scores * FLOAT32 + ends
+        return int(self.padded.rows * each) + 2 * self.output_bytes + self._rounded_bytes
 
     def graph_bytes(self, kind: Kind) -> int:
         """Compute bytes of a graph on CPU, with the tables of its kernels."""
         vision = self.model.vision
         updates = kind == "update"
         goes_back = updates and self.goes_back
+        if self.fused:
+            merger = FLOAT32 * MERGER_TABLES * vision.hidden_size * (updates and self.merger_moves)
+            return FUSED_TOWER_GRAPH[goes_back] + int(FUSED_TOWER_BLOCK * vision.depth) + self.padded.rows * merger
         numbers = vision.depth * vision.hidden_size * (TABLES + goes_back * UPDATE_TABLES)
         numbers += MERGER_TABLES * vision.hidden_size * (updates and self.merger_moves)
         tables = FLOAT32 * numbers + goes_back * TABLE * self.all_scores

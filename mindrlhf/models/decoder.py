@@ -20,7 +20,7 @@ from mindrlhf.backend.operators import Operators, dtype_named
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.allowed_tokens import masked_tokens, without
 from mindrlhf.models.embedding import Embedding
-from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Materials, Norm
+from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Materials
 from mindrlhf.models.inputs import (
     DROPOUT,
     INPUT_IDS,
@@ -33,6 +33,7 @@ from mindrlhf.models.inputs import (
     SEEN,
 )
 from mindrlhf.models.layer import Layer, side_outputs
+from mindrlhf.models.linear import Norm
 from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.routing import RoutingForm

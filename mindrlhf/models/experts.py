@@ -24,8 +24,9 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import ExpertParallel
 from mindrlhf.backend.native.operators import FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.models.expert_layers import BALANCE, CHOSEN, EXPERT_MAPS, LOAD, ROUTER
-from mindrlhf.models.halves import COMPLETIONS, Half, Materials, map_names
+from mindrlhf.models.halves import COMPLETIONS, Half, Materials
 from mindrlhf.models.inputs import KEPT, PLACES, ROWS, SPANS
+from mindrlhf.models.linear import map_names
 from mindrlhf.models.routing import RoutingForm
 from mindrlhf.models.weight import Weight
 

@@ -16,8 +16,9 @@ from mindrlhf.backend.composed_attention import MASKED
 from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, numbers_of
 from mindrlhf.backend.operators import Operators, dtype_named
 from mindrlhf.configs.vision import VisionConfig
-from mindrlhf.models.halves import ALL_ROWS, FeedForwardHalf, Half, Linear, LowRank, Norm
+from mindrlhf.models.halves import ALL_ROWS, FeedForwardHalf, Half
 from mindrlhf.models.inputs import ANGLES, COS, COS_TABLE, SIN, SIN_TABLE, SPANS, VIEW
+from mindrlhf.models.linear import Linear, LowRank, Norm
 from mindrlhf.models.parameter_spec import ParameterSpec
 from mindrlhf.models.vision.positions import tower_angles
 from mindrlhf.models.vision.rows import BLOCK, MERGER, PATCHES, TOWER

@@ -6,6 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 from slow_cases import few_of
 
+from mindrlhf.backend import native
 from mindrlhf.backend.cpu import CPU
 from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.models.initialize import build_parameters
@@ -28,12 +29,9 @@ class Hidden(nn.Cell):
         return hidden, self.tower.merger(hidden[-1])
 
 
-@pytest.fixture(scope="module", params=["composed", "fused"])
-def hidden(request, seeing):
+def run_of(seeing, operators):
+    """The tower of these operators as a function: table -> rows behind each stage, and of tokens."""
     parameters = build_parameters(seeing.specs, lambda spec: seeing.arrays[spec.name])
-    operators = CPU.operators() if request.param == "fused" else COMPOSED
-    if request.param == "fused" and not operators.fused:
-        pytest.skip("the fused operators are not built")
     tower = Tower(seeing.config.vision, parameters, operators, {})
     assert all(block.attention.fused == block.feed_forward.fused == operators.fused for block in tower.blocks)
     graph = Hidden(tower)
@@ -44,6 +42,13 @@ def hidden(request, seeing):
         return [stage.asnumpy() for stage in stages], tokens.asnumpy()
 
     return run
+
+
+@pytest.fixture(scope="module", params=["composed", "fused"])
+def hidden(request, seeing):
+    if request.param == "fused" and not CPU.operators().fused:
+        pytest.skip("the fused operators are not built")
+    return run_of(seeing, CPU.operators() if request.param == "fused" else COMPOSED)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,17 @@ def test_tokens_are_the_stored_ones(seeing, together):
     table, _, tokens = together
     rows = np.concatenate([table.rows(picture) for picture in seeing.pictures])
     np.testing.assert_allclose(tokens[rows], seeing.stored["image_embeds"], rtol=0, atol=1e-5)
+
+
+def test_rounded_products_give_nearly_the_stored_tokens(seeing):
+    if not native.library().bfloat16:
+        pytest.skip("this processor has no fast bfloat16 products")
+    table = PictureTable(seeing.pictures, seeing.config.vision)
+    _, tokens = run_of(seeing, CPU.operators("bfloat16"))(table)
+    stored = seeing.stored["image_embeds"]
+    rows = np.concatenate([table.rows(picture) for picture in seeing.pictures])
+    error = np.linalg.norm(tokens[rows] - stored) / np.linalg.norm(stored)
+    assert 1e-4 < error < 1e-2
 
 
 @pytest.mark.parametrize("picture", few_of([1], [0, 2, 3, 4]))
