@@ -32,7 +32,10 @@ ONE_ROW = (0, 0, 0, 0)  # split of a decode step, which has one row for each slo
 
 
 class HalfMaterials(Protocol):
-    """What a half of a block is built from; see `Materials`. eps: of its norm."""
+    """Inputs from which a half of a block is built.
+
+    See `Materials`. eps: of its norm.
+    """
 
     @property
     def operators(self) -> Operators: ...

@@ -1,4 +1,4 @@
-"""Linear maps with adapters, and norms: what halves of layers and towers are made of."""
+"""Linear maps with adapters, and norms, of which halves are made."""
 
 from collections.abc import Mapping
 
@@ -85,7 +85,7 @@ class Linear(nn.Cell):
 
 
 def map_names(name: str) -> tuple[str, str, str, str]:
-    """Name the weights of a linear map in an operator: matrix, bias, A and B of the adapter."""
+    """Name a linear map's matrix, bias, A and B in an operator."""
     return name, f"{name}_bias", f"{name}_a", f"{name}_b"
 
 

@@ -161,7 +161,10 @@ def devices(target: str, ranks: Sequence[RankResources], dtype: str) -> str:
 
 
 def idle_cores(ranks: Sequence[RankResources]) -> str:
-    """Say how many cores of a host are left idle, if each rank could have one thread more."""
+    """Say how many cores of a host are idle.
+
+    Nothing is said unless each rank could have one thread more.
+    """
     cores = frozenset[int]().union(*(rank.cores for rank in ranks))
     idle = len(cores) - sum(rank.threads for rank in ranks)
     return f" (OMP_NUM_THREADS leaves {idle} of {len(cores)} cores idle)" if idle >= len(ranks) else ""

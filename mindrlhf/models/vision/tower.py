@@ -55,7 +55,9 @@ class TowerMaterials:
 
 
 class TowerAttention(Half):
-    """Attention half of a block: x [I * L, width] -> x + proj(attention(norm(x))).
+    """Attention half of a block.
+
+    It maps x [I * L, width] -> x + proj(attention(norm(x))).
 
     whole: patches attend to each other in the whole image, and not in a window.
     """
@@ -77,7 +79,10 @@ class TowerAttention(Half):
         self.whole = whole
 
     def construct(self, x, given, split):
-        """Run the half; given: as of layers, VIEW is float32[I, L]; split: (windows, patches of one, 0, 0)."""
+        """Run the half.
+
+        given: as of layers, with VIEW as float32[I, L]; split: (windows, patches of one, 0, 0).
+        """
         windows, window, _, _ = split
         images, patches = given[VIEW].shape
         if self.fused:
@@ -97,7 +102,10 @@ class TowerAttention(Half):
 
 
 class TowerFeedForward(FeedForwardHalf):
-    """Feed-forward half of a block: x [I * L, width] -> x + down(silu(gate(norm(x))) * up(norm(x)))."""
+    """Feed-forward half of a block, of its own names.
+
+    It maps x [I * L, width] -> x + down(silu(gate(norm(x))) * up(norm(x))).
+    """
 
     norm_name = "norm2"
     maps: Mapping[str, str] = {"w1": "mlp.gate_proj", "w3": "mlp.up_proj", "w2": "mlp.down_proj"}
