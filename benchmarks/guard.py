@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).with_name("claims")))
 
-from compare import WARMUP, BusyError, Run, Side, failed, middle, quiet_rounds
+from compare import WARMUP, BusyError, Run, Side, failed, middle, model_of, quiet_rounds
 from comparison_jobs import JOBS, ComparedJob
 from grpo_step import summarise
 from verdict import paired_difference
@@ -127,6 +127,8 @@ def side(name: str, tree: Path, job: ComparedJob, args: argparse.Namespace) -> S
     given = {**job.model, **job.work, "--micro-batch": str(job.tokens), "--dtype": args.dtype}
     given |= {"--steps": str(job.steps), "--warmup": str(WARMUP), "--threads": str(args.threads)}
     given |= {"--max-others": str(args.max_others), "--family": job.family}
+    if job.sees:
+        given["--load"] = str(model_of(args, job.family, job))
     flags = [word for pair in given.items() for word in pair] + ["--fixed-length"] * job.fixed_length
     command = [sys.executable, str(GATE), str(tree / "benchmarks" / "grpo_step.py"), *flags, "--quiet"]
     return Side(name, lambda path: [*command, "--json", str(path), *args.overrides])

@@ -154,6 +154,22 @@ def test_both_sides_run_the_same_work():
         assert ("qwen3" in new) == (name == "qwen3")
 
 
+def test_a_model_that_sees_is_written_once_for_both_sides(tmp_path, monkeypatch):
+    """Its shape is no flag: without the folder both sides would run another job, of text."""
+    written = []
+    monkeypatch.setattr("compare.write_model", lambda folder: written.append(folder) or _touch(folder))
+    args = guard.arguments([])
+    args.output = tmp_path
+    sides = [guard.side(guard.NEW, tree, JOBS["vision"], args).command(Path("x")) for tree in (ROOT, Path("/old"))]
+    (folder,) = written
+    assert [side[side.index("--load") + 1] for side in sides] == [str(folder)] * 2
+
+
+def _touch(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "prompts.jsonl").touch()
+
+
 @pytest.mark.parametrize(
     ("new", "code", "said"),
     [
