@@ -45,6 +45,7 @@ NOT_HERE = {
     "for seed in 0 1 2; do bash scripts/quickstart_vision.sh": "as the line above",
     "bash scripts/learning_curves.sh": "takes half an hour; tests/scripts/test_learning_curves.py runs it",
     "bash scripts/lora_grid.sh": "takes hours; tests/scripts/test_lora_grid.py runs it",
+    "python benchmarks/curves.py": "hours, with the peer; tests/benchmarks/test_curves.py has what is made of curves",
     "bash scripts/claims.sh": "takes an hour; tests/benchmarks/test_claims.py runs it",
     "time OMP_NUM_THREADS=1 bash scripts/quickstart.sh": "as bash scripts/quickstart.sh",
     "msrun --worker_num=2 --local_worker_num=2 --join=True --log_dir=out/log examples/trl": "as test_trl_scripts.py",

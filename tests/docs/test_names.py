@@ -38,6 +38,7 @@ FLAGS_ELSEWHERE = {
         "--check",
         "--dry-run",
     ),  # of scripts/, the tests, ruff
+    *("--peer-python", "--train", "--test"),  # of benchmarks/
     *("--max-lora-rank", "--enable-lora", "--lora-modules"),  # of vLLM
     *("--node_rank", "--master_addr", "--master_port", "--worker_num", "--local_worker_num", "--log_dir"),  # of msrun
 }
