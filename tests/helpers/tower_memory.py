@@ -1,7 +1,7 @@
 """Prints by how many MiB a process with a small picture's graphs grows by those of large pictures.
 
 python tower_memory.py update|frozen|score|prefill [pictures] [windows along a side] [depth] [whole blocks] \
-    [width] [inner width] [heads] [composed]
+    [width] [inner width] [heads]
 """
 
 import sys
@@ -11,7 +11,6 @@ import numpy as np
 from small_model import SmallModel
 
 from mindrlhf.backend.cpu import CPU
-from mindrlhf.backend.operators import COMPOSED
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.configs.images import ImageSettings
 from mindrlhf.configs.vision import VisionConfig
@@ -65,12 +64,11 @@ def main(
     width: int = 128,
     inner: int = 344,
     heads: int = 4,
-    composed: int = 0,
 ) -> None:
     model = seeing_model(depth, whole, width, inner, heads, kind == "frozen")
     known = open_known_rows(model.config, 1.0)
     _, parameters = model.build(8192)
-    operators = COMPOSED if composed else CPU.operators()
+    operators = CPU.operators()
     rows = FixedTower(model.config, parameters, operators, "float32", known).inputs if known else None
     decoder = Decoder(model.config, parameters, operators, 8192, image_rows=rows)
     settings = TrainSettings(max_tokens_per_micro_batch=16384, length_bucket=32)

@@ -81,7 +81,7 @@ def grown(kind: str, model: ModelConfig, pictures: int, windows: int, fused: boo
     ],
 )
 def test_a_fused_tower_has_at_least_what_it_was_seen_to_have(kind, pictures, windows, sizes, seen):
-    """As below; a score for each pair of patches is nowhere."""
+    """MiB by which MindSpore 2.9's process grew (`helpers/tower_memory.py`), and no more than 17% above it."""
     assert seen <= grown(kind, seeing(**sizes), pictures, windows, True) <= 1.17 * seen
 
 
@@ -114,18 +114,16 @@ def test_a_fused_tower_has_at_least_what_it_was_seen_to_have(kind, pictures, win
     ],
 )
 def test_a_composed_tower_has_at_least_what_it_was_seen_to_have(kind, pictures, windows, sizes, seen):
-    """MiB by which MindSpore 2.9's process grew (`helpers/tower_memory.py`), and no more than 17% above it."""
+    """MiB by which MindSpore 2.9's process grew beside a fused text, and no more than 17% above it."""
     assert seen <= grown(kind, seeing(**sizes), pictures, windows, False) <= 1.17 * seen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["update", "frozen", "score", "prefill"])
-@pytest.mark.parametrize("form", ["fused", "composed"])
-def test_a_tower_grows_as_planned(kind, form):
+def test_a_fused_tower_grows_as_planned(kind):
     script = Path(__file__).parents[1] / "helpers" / "tower_memory.py"
-    command = [sys.executable, script, kind, "4", "4", "6", "2", "128", "344", "4", str(int(form == "composed"))]
-    seen = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert seen <= grown(kind, seeing(), 4, 16, form == "fused") <= 1.17 * seen
+    seen = float(subprocess.run([sys.executable, script, kind], capture_output=True, text=True, check=True).stdout)
+    assert seen <= grown(kind, seeing(), 4, 16, True) <= 1.17 * seen
 
 
 def test_what_does_not_train_is_not_kept():

@@ -170,7 +170,8 @@ def test_adapters_have_the_gradients_that_follow_from_their_weights(seeing, upda
     """With W + s B A: dA = s B^T dW and dB = s dW A^T."""
     model, whole = adapted_model(seeing), update[0].gradients
     subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD)
-    seeing.check_log_probs(subject.updater(seeing.groups, RATE, weights=seeing.weights).outputs)
+    outputs = subject.updater(seeing.groups, RATE, weights=seeing.weights).outputs
+    seeing.check_log_probs(outputs, atol=4e-5)  # the weights are rounded differences
     gradients = subject.gradients
     specs = [spec for spec in model.specs if spec.kind == "lora_b"]
     maps = {spec.name.split(".")[-2] for spec in specs}
