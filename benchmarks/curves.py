@@ -211,7 +211,8 @@ def draw(found: Mapping[str, Sequence[Curve]], path: Path) -> None:
         smooth = np.array([np.convolve(one.rewards[:steps], kernel, "valid") for one in curves])
         at = np.arange(SMOOTHED, steps + 1)
         left.fill_between(at, smooth.min(0), smooth.max(0), color=COLOURS[side], alpha=0.25, linewidth=0)
-        left.plot(at, smooth.mean(0), color=COLOURS[side], label=f"{side}, {len(curves)} seed{'s'[: len(curves) > 1]}")
+        seeds = "seeds" if len(curves) > 1 else "seed"
+        left.plot(at, smooth.mean(0), color=COLOURS[side], label=f"{side}, {len(curves)} {seeds}")
         for number, one in enumerate(curves):
             minutes = [one.minutes(step) for step, _, _ in one.measured]
             shares = np.array([(right_ / of, *interval(right_, of)) for _, right_, of in one.measured])

@@ -128,7 +128,7 @@ def side(name: str, tree: Path, job: ComparedJob, args: argparse.Namespace) -> S
     given |= {"--steps": str(job.steps), "--warmup": str(WARMUP), "--threads": str(args.threads)}
     given |= {"--max-others": str(args.max_others), "--family": job.family}
     if job.sees:
-        given["--load"] = str(model_of(args, job.family, job))
+        given["--load"] = str(model_of(args, "sees", job))
     flags = [word for pair in given.items() for word in pair] + ["--fixed-length"] * job.fixed_length
     command = [sys.executable, str(GATE), str(tree / "benchmarks" / "grpo_step.py"), *flags, "--quiet"]
     return Side(name, lambda path: [*command, "--json", str(path), *args.overrides])

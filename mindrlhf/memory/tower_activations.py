@@ -52,14 +52,14 @@ class TowerBatch:
     @classmethod
     def inside(cls, stage: Stage, padded: Padded) -> "TowerBatch":
         """Describe a tower in the graphs of a rank's text."""
-        return cls(stage.model, padded, stage.itemsize, stage.scoreless, None, stage.fused, stage.rounds)
+        return cls(stage.model, padded, stage.itemsize, stage.scoreless, fused=stage.fused, rounds=stage.rounds)
 
     @classmethod
     def outside(cls, stage: Stage, pictures: Pictures, prompts: int) -> "TowerBatch":
         """Describe a tower that computes each picture of a batch alone."""
         padded = Padded(1, pictures.padded(1, stage.model.vision).patches)
         taken = pictures.padded_rows(prompts)
-        return cls(stage.model, padded, stage.itemsize, stage.scoreless, taken, stage.fused, stage.rounds)
+        return cls(stage.model, padded, stage.itemsize, stage.scoreless, taken, fused=stage.fused, rounds=stage.rounds)
 
     @property
     def goes_back(self) -> bool:

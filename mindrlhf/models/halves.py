@@ -22,7 +22,7 @@ from mindrlhf.configs.lora import LAYERS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.dropout import InputDropout
 from mindrlhf.models.inputs import ANGLES, COS, COS_TABLE, PLACES, SIN, SIN_TABLE, SPANS, VIEW
-from mindrlhf.models.linear import Linear, LowRank, Norm, map_names
+from mindrlhf.models.linear import Linear, Norm, map_names
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.models.weight import Weight
 
@@ -91,10 +91,8 @@ class Materials:
 
     def linear(self, name: str) -> Linear:
         name = f"{self.prefix}{name}"
-        adapter = LowRank.of_map(name, self.parameters, self.adapters, self.operators, self._dropout(name))
-        weight = Weight(self.parameters[f"{name}.weight"], self.packed.get(f"{name}.weight"))
-        bias = f"{name}.bias"
-        return Linear(weight, self.parameters.get(bias), adapter, self.operators)
+        packed = self.packed.get(f"{name}.weight")
+        return Linear.of_map(name, self.parameters, self.adapters, self.operators, self._dropout(name), packed)
 
     def _dropout(self, name: str) -> InputDropout | None:
         """Build the dropout of an adapted map's input, or None; A gives the columns."""
@@ -189,8 +187,7 @@ class Half(nn.Cell):
         _, prefix, samples, completion = split
         sizes = (("prefix", prefix), ("samples", samples), ("completion", completion), ("asking", asking))
         half = (("residual", self.residual), ("head_size", head_size), ("scale", scale), ("epsilon", self.eps))
-        half += (("together", together),)
-        return sizes + half + (("weights", self.present), ("buffers", self.collected))
+        return (*sizes, *half, ("together", together), ("weights", self.present), ("buffers", self.collected))
 
     @property
     def trigger(self) -> Parameter | None:

@@ -67,6 +67,24 @@ class Linear(nn.Cell):
         self.linear = operators.composed.linear
         self.linear_bias = operators.linear_bias
 
+    @classmethod
+    def of_map(
+        cls,
+        name: str,
+        parameters: Mapping[str, Parameter],
+        adapters: Mapping[str, ParameterSpec],
+        operators: Operators,
+        dropout: InputDropout | None = None,
+        packed: Parameter | None = None,
+    ) -> "Linear":
+        """Build the linear map of this name, with its bias and adapter.
+
+        packed: see `Weight`; others as in `LowRank.of_map`.
+        """
+        adapter = LowRank.of_map(name, parameters, adapters, operators, dropout)
+        weight = Weight(parameters[f"{name}.weight"], packed)
+        return cls(weight, parameters.get(f"{name}.bias"), adapter, operators)
+
     def construct(self, x, given):
         y = self._product(x)
         return y if self.adapter is None else y + self.adapter(x, given)

@@ -57,12 +57,12 @@ class Seeing(SmallModel):
         total = sum(float(row.sum()) for row in valid)
         return [((row / total).astype(np.float32),) for row in valid]
 
-    def check_log_probs(self, outputs, atol=2e-5) -> None:
+    def check_log_probs(self, outputs) -> None:
         """Compare outputs of `groups` with the stored log-probs."""
         for row, (ids, _) in enumerate(self.sequences):
             size = len(ids) - 1
             own = outputs[row][0] * self.stored["valid"][row][-size:]
-            np.testing.assert_allclose(own, self.stored["token_logprobs"][row][-size:], rtol=0, atol=atol)
+            np.testing.assert_allclose(own, self.stored["token_logprobs"][row][-size:], rtol=0, atol=2e-5)
 
     def check_norms(self, gradients) -> None:
         """Compare the norms of gradients, by our names, with the stored ones."""

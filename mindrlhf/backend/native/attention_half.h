@@ -319,4 +319,3 @@ ENTRY_POINTS(attention_half)
 ENTRY_POINTS(attention_half_gradient)
 ENTRY_POINTS(image_attention_half)
 ENTRY_POINTS(image_attention_half_gradient)
-

@@ -52,12 +52,11 @@ AttentionAdapters<Number> adapters_of(const Given<AttentionWeights, Input> &give
                                       const AttentionWeights<const Number *> &w) {
   const auto &s = given.shapes;
   const Input scales = given.arrays.scales;
-  if (!given.arrays.wk) {  // parts of wq, see `parted`
-    return {adapter_of(w.wq_a, w.wq_b, s.wq_a, scales, 0), adapter_of(w.wk_a, w.wk_b, s.wq_a, scales, 0),
-            adapter_of(w.wv_a, w.wv_b, s.wq_a, scales, 0), adapter_of(w.wo_a, w.wo_b, s.wo_a, scales, 3)};
-  }
-  return {adapter_of(w.wq_a, w.wq_b, s.wq_a, scales, 0), adapter_of(w.wk_a, w.wk_b, s.wk_a, scales, 1),
-          adapter_of(w.wv_a, w.wv_b, s.wv_a, scales, 2), adapter_of(w.wo_a, w.wo_b, s.wo_a, scales, 3)};
+  const bool joined = !given.arrays.wk;  // wk and wv are parts of wq, see `parted`
+  return {adapter_of(w.wq_a, w.wq_b, s.wq_a, scales, 0),
+          adapter_of(w.wk_a, w.wk_b, joined ? s.wq_a : s.wk_a, scales, joined ? 0 : 1),
+          adapter_of(w.wv_a, w.wv_b, joined ? s.wq_a : s.wv_a, scales, joined ? 0 : 2),
+          adapter_of(w.wo_a, w.wo_b, s.wo_a, scales, 3)};
 }
 
 template <typename Number>

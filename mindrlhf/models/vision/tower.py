@@ -18,7 +18,7 @@ from mindrlhf.backend.operators import Operators, dtype_named
 from mindrlhf.configs.vision import VisionConfig
 from mindrlhf.models.halves import ALL_ROWS, FeedForwardHalf, Half
 from mindrlhf.models.inputs import ANGLES, COS, COS_TABLE, SIN, SIN_TABLE, SPANS, VIEW
-from mindrlhf.models.linear import Linear, LowRank, Norm
+from mindrlhf.models.linear import Linear, Norm
 from mindrlhf.models.parameter_spec import ParameterSpec
 from mindrlhf.models.vision.positions import tower_angles
 from mindrlhf.models.vision.rows import BLOCK, MERGER, PATCHES, TOWER
@@ -44,10 +44,7 @@ class TowerMaterials:
     eps: float = EPSILON
 
     def linear(self, name: str) -> Linear:
-        name = f"{self.prefix}{name}"
-        weight = Weight(self.parameters[f"{name}.weight"])
-        adapter = LowRank.of_map(name, self.parameters, self.adapters, self.operators)
-        return Linear(weight, self.parameters[f"{name}.bias"], adapter, self.operators)
+        return Linear.of_map(f"{self.prefix}{name}", self.parameters, self.adapters, self.operators)
 
     def norm(self, name: str) -> Norm:
         weight = self.parameters[f"{self.prefix}{name}.weight"]

@@ -20,7 +20,7 @@ from mindrlhf.models.vision.rows import is_tower
 from mindrlhf.training.batch import SequenceGroup, cut, pad
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 
-ADAPTER = Adapter(3, 6, target_modules=("qkv", "attn.proj", "merger.mlp.2", "up_proj", "down_proj", "v_proj"))
+ADAPTER = Adapter(3, 6, target_modules=("qkv", "attn.proj", "merger.mlp.2", "down_proj", "v_proj"))
 
 
 class Logits(nn.Cell):
@@ -170,12 +170,10 @@ def test_adapters_have_the_gradients_that_follow_from_their_weights(seeing, upda
     """With W + s B A: dA = s B^T dW and dB = s dW A^T."""
     model, whole = adapted_model(seeing), update[0].gradients
     subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD)
-    outputs = subject.updater(seeing.groups, RATE, weights=seeing.weights).outputs
-    seeing.check_log_probs(outputs, atol=4e-5)  # the weights are rounded differences
+    seeing.check_log_probs(subject.updater(seeing.groups, RATE, weights=seeing.weights).outputs)
     gradients = subject.gradients
     specs = [spec for spec in model.specs if spec.kind == "lora_b"]
-    maps = {spec.name.split(".")[-2] for spec in specs}
-    assert maps == {"qkv", "proj", "2", "up_proj", "down_proj", "w2", "w3", "wv"}
+    assert {spec.name.split(".")[-2] for spec in specs} == {"qkv", "proj", "2", "down_proj", "w2", "wv"}
     assert any(is_tower(spec) for spec in specs)
     assert gradients.keys() == {f"{spec.name.removesuffix('b')}{kind}" for spec in specs for kind in "ab"}
     for spec in specs:
