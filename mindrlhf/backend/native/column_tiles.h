@@ -42,6 +42,15 @@ struct ColumnTiles {
     parallel_pieces(columns, kTile, body);
   }
   int64_t used(int64_t first, int64_t width) const { return std::min(width, rows - first); }
+
+  // A column's first number in tiles [size], and the distance from each number to the next.
+  struct Place {
+    int64_t first, step;
+  };
+  Place place(int64_t column, int64_t size) const {
+    const int64_t start = column / kTile * kTile;
+    return {start * size + column - start, std::min(kTile, columns - start)};
+  }
 };
 
 // Converts the rows row(i) [size] to tiles x.
@@ -62,17 +71,26 @@ void to_tiles(const ColumnTiles &tiles, int64_t size, const Row &row, float *x) 
   });
 }
 
+// Copies columns picked[0], picked[1], ... of tiles x [size], `used` of them, to a tile [size, width]; the others are zeros.
+void pick_columns(const ColumnTiles &from, const float *x, const int32_t *picked, int64_t used, int64_t size, int64_t width,
+                  float *tile) {
+  const float *own[kTile];
+  int64_t step[kTile];
+  for (int64_t i = 0; i < used; ++i) {
+    const ColumnTiles::Place place = from.place(picked[i], size);
+    own[i] = x + place.first, step[i] = place.step;
+  }
+  for (int64_t c = 0; c < size; ++c, tile += width) {
+    for (int64_t i = 0; i < used; ++i) tile[i] = own[i][c * step[i]];
+    std::fill(tile + used, tile + width, 0.0f);
+  }
+}
+
 // Copies rows rows[0], rows[1], ... of tiles x [size] to tiles y.
 void pick_tiles(const ColumnTiles &from, const float *x, const ColumnTiles &tiles, const int32_t *rows, int64_t size,
                 float *y) {
   tiles.share([&](int64_t first, int64_t width) {
-    float *tile = y + first * size;
-    std::fill(tile, tile + size * width, 0.0f);
-    for (int64_t i = 0; i < tiles.used(first, width); ++i) {
-      const int64_t row = rows[first + i], start = row / kTile * kTile, stride = std::min(kTile, from.columns - start);
-      const float *own = x + start * size + row - start;
-      for (int64_t c = 0; c < size; ++c) tile[c * width + i] = own[c * stride];
-    }
+    pick_columns(from, x, rows + first, tiles.used(first, width), size, width, y + first * size);
   });
 }
 
