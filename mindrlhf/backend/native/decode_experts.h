@@ -38,8 +38,8 @@ struct RoutingRecord {
   }
 };
 
-// An expert's columns are a multiple of this, whatever the numbers: most experts have few rows, and half of a wide register
-// multiplies eight float columns in two thirds of the time that the whole one takes for sixteen.
+// An expert's columns are a multiple of this, floats too: most experts have few rows, and processors that compute a wide
+// register in halves (Zen 4) multiply eight columns in two thirds of the time of sixteen; others take as long.
 const int64_t kExpertColumns = 8;
 
 // The rows of a decode step by expert. Each expert that has some gets columns of its own: tiles of its rows.
