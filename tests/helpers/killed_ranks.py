@@ -6,6 +6,7 @@ partner is gone, and each has an exit code of its own.
 
 import contextlib
 import os
+import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,15 @@ def kill_all(argv: Sequence[object], folder: Path, count: int, hold: Hold) -> No
     """SIGKILL to all ranks and to what they have begun."""
     with held(argv, folder, count, hold):
         pass
+
+
+def kill_all_somewhere(argv: Sequence[object], folder: Path, count: int, seed: str) -> None:
+    """SIGKILL to all ranks, at some call of one of them in a phase of the second step."""
+    rng = random.Random(seed)
+    phase = rng.choice(("generate", "update", "save", "reshard", "report"))
+    hold = Hold(rng.randrange(count), phase, step=2, calls=phases.calls_into(rng))
+    print(hold, flush=True)
+    kill_all(argv, folder, count, hold)
 
 
 def kill_one(argv: Sequence[object], folder: Path, victim: int, hold: Hold) -> None:

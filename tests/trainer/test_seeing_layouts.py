@@ -1,9 +1,11 @@
 """GRPO of a model that sees on several ranks, against one process, with no, one and several images a row."""
 
+import functools
 import json
 import shutil
 
 import jobs
+import killed_ranks
 import numpy as np
 import pytest
 from seeing_task import make_seeing_task
@@ -43,11 +45,18 @@ def seeing(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def train(seeing):
-    def run(folder, *settings, workers=0, **flags):
+def argv(seeing):
+    def words(folder, *settings, **flags):
         reward = f"reward.functions=[{{name: '{seeing.rows.parent}/reward.py:likes'}}]"
-        words = {"mind_dataset_dir": seeing.asked} | flags
-        jobs.train_apart(seeing.training(folder, reward, *SETTINGS, *settings, **words), workers, timeout=500)
+        return seeing.training(folder, reward, *SETTINGS, *settings, **{"mind_dataset_dir": seeing.asked} | flags)
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def train(argv):
+    def run(folder, *settings, workers=0, **flags):
+        jobs.train_apart(argv(folder, *settings, **flags), workers, timeout=500)
         return jobs.Run(folder)
 
     return run
@@ -59,15 +68,25 @@ def whole(train, tmp_path_factory):
 
 
 def layouts(ours, theirs):
-    return (*jobs.layout("train", ours), *jobs.layout("infer", theirs))
+    return (*jobs.layout("train", ours), *jobs.layout("infer", theirs), "trainer.save_freq=1")
+
+
+@pytest.fixture(scope="module")
+def spread(train, tmp_path_factory):
+    """Runs in the layouts that were never stopped, by name."""
+
+    def run(name):
+        workers, ours, theirs = LAYOUTS[name]
+        return train(tmp_path_factory.mktemp("spread"), *layouts(ours, theirs), workers=workers)
+
+    return functools.cache(run)
 
 
 @pytest.mark.slow
 @pytest.mark.msrun
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_ranks_train_as_one_process(train, whole, tmp_path, name):
-    workers, ours, theirs = LAYOUTS[name]
-    run = train(tmp_path, *layouts(ours, theirs), workers=workers)
+def test_ranks_train_as_one_process(spread, whole, name):
+    run = spread(name)
     assert run.responses == whole.responses
     for key in ("actor/grad_norm", "actor/pg_loss", "actor/kl_loss"):
         np.testing.assert_allclose(run.column(key), whole.column(key), rtol=1e-4, atol=1e-6, err_msg=key)
@@ -77,9 +96,26 @@ def test_ranks_train_as_one_process(train, whole, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.msrun
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ranks_are_killed_and_resumed(argv, train, spread, tmp_path, name):
+    """All at once, to the last bit."""
+    workers, ours, theirs = LAYOUTS[name]
+    words = argv(tmp_path / "run", *layouts(ours, theirs), resume_training="auto")
+    killed_ranks.kill_all_somewhere(words, tmp_path / "log", workers, name)
+    assert (tmp_path / "run" / "ckpt" / "step_000001").is_dir()
+    again = train(tmp_path / "run", *layouts(ours, theirs), workers=workers, resume_training="auto")
+    assert again.responses == spread(name).responses
+    np.testing.assert_equal(again.kept_metrics, spread(name).kept_metrics)
+    for key, weight in spread(name).weights.items():
+        np.testing.assert_array_equal(again.weights[key], weight, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
 def test_ranks_are_resumed(train, tmp_path):
     """Bit for bit, with moments that the ranks share."""
-    settings = (*layouts("dp2", "tp2"), "train_yaml.parallel.enable_parallel_optimizer=True", "trainer.save_freq=1")
+    settings = (*layouts("dp2", "tp2"), "train_yaml.parallel.enable_parallel_optimizer=True")
     through = train(tmp_path / "through", *settings, workers=2)
     shutil.copytree(through.folder, tmp_path / "stopped")
     for name in ("step_000002", "hf"):
