@@ -110,10 +110,13 @@ def kill_all(argv: Sequence[object], folder: Path, count: int, hold: Hold) -> No
         pass
 
 
-def kill_all_somewhere(argv: Sequence[object], folder: Path, count: int, seed: str) -> None:
-    """SIGKILL to all ranks, at some call of one of them in a phase of the second step."""
+def kill_all_somewhere(argv: Sequence[object], folder: Path, count: int, seed: str, reshards: bool = True) -> None:
+    """SIGKILL to all ranks, at some call of one of them in a phase of the second step.
+
+    reshards: whether the run has two layouts.
+    """
     rng = random.Random(seed)
-    phase = rng.choice(("generate", "update", "save", "reshard", "report"))
+    phase = rng.choice(("generate", "update", "save", "report", *(["reshard"] if reshards else [])))
     hold = Hold(rng.randrange(count), phase, step=2, calls=phases.calls_into(rng))
     print(hold, flush=True)
     kill_all(argv, folder, count, hold)

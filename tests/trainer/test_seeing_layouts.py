@@ -102,7 +102,7 @@ def test_ranks_are_killed_and_resumed(argv, train, spread, tmp_path, name):
     """All at once, to the last bit."""
     workers, ours, theirs = LAYOUTS[name]
     words = argv(tmp_path / "run", *layouts(ours, theirs), resume_training="auto")
-    killed_ranks.kill_all_somewhere(words, tmp_path / "log", workers, name)
+    killed_ranks.kill_all_somewhere(words, tmp_path / "log", workers, name, reshards=ours != theirs)
     assert (tmp_path / "run" / "ckpt" / "step_000001").is_dir()
     again = train(tmp_path / "run", *layouts(ours, theirs), workers=workers, resume_training="auto")
     assert again.responses == spread(name).responses
